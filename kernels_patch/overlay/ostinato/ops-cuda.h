@@ -1,0 +1,14 @@
+// What the hooks in ggml-cuda.cu call. Inert when: no node of the graph is one of Ostinato's operators.
+
+#pragma once
+
+#include "ggml.h"
+
+struct ggml_backend_cuda_context;
+
+// True where `op` is an operator of ops.h that has a CUDA implementation.
+bool ostinato_cuda_supports_op(const ggml_tensor * op);
+
+// Launches the operator on the context's stream; never allocates, synchronises or reads device memory on the host, so it can
+// be captured in a CUDA graph. False when `dst` is a custom node of somebody else.
+bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);

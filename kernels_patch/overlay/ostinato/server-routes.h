@@ -1,0 +1,11 @@
+// Ostinato's HTTP routes inside the engine process. They listen where the server listens: on a socket that only the daemon can reach.
+//
+//   GET /ostinato/status   {"abi","llama_commit","route_counting":{"enabled","reason","n_layers","n_experts"}}
+//   GET /ostinato/routes   {"layers":[il, ...],"n_experts","prefill":[[...], ...],"decode":[[...], ...]}, routes since the model was loaded
+//
+// While a model loads, the process writes lines "ostinato-load <share between 0 and 1>" to standard output.
+
+#pragma once
+
+// Called by ostinato-engine before the server starts; llama-server never calls it and so keeps its own routes and output.
+void ostinato_enable_server_routes();

@@ -1,0 +1,154 @@
+"""llama-cpp-python bound to the engine's own libraries, and Ostinato's C interface (`ostinato.h`) beside it.
+
+Serving never comes through here: this is how Python calibrates, verifies, replays and reads models in its own process. The only
+module that imports `llama_cpp`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinatod.errors import AbiMismatch, EngineError
+
+ABI_VERSION = 1
+"""OSTINATO_ABI_VERSION of the header this module was written against."""
+
+BINDINGS_VERSION = "0.3.36"
+"""The llama-cpp-python release whose sdist the engine is built from."""
+
+_LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
+_REBUILD = "Run `ostinato engine build` to build the engine and its bindings anew."
+
+# ostinato_struct ids, in the order of the header, with the class that mirrors each.
+_MIRRORED_STRUCTS = ("llama_model_params", "llama_context_params", "llama_batch")
+
+
+class _RouteShape(ctypes.Structure):
+    _fields_ = (("n_layers", ctypes.c_int32), ("n_experts", ctypes.c_int32))
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCounts:
+    """Routes of one model since it was loaded.
+
+    layers            (L,) the model's index of each MoE layer
+    prefill, decode   (L, E) selections of each expert, by phase of the forward pass
+    """
+
+    layers: NDArray[np.int32]
+    prefill: NDArray[np.uint64]
+    decode: NDArray[np.uint64]
+
+
+class Bindings:
+    """The bindings, checked against the libraries they were bound to. Make one with `load_bindings`."""
+
+    def __init__(self, llama_cpp: ModuleType, library: ctypes.CDLL) -> None:
+        self.llama_cpp: Any = llama_cpp
+        self._library = library
+        declare = _Declaration(library)
+        self._set_count_routes = declare("ostinato_set_count_routes", None, ctypes.c_bool)
+        self._last_error = declare("ostinato_last_error", ctypes.c_char_p)
+        self._route_shape = declare(
+            "ostinato_get_route_shape", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_RouteShape)
+        )
+        self._route_layers = declare(
+            "ostinato_get_route_layers", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        )
+        self._route_counts = declare(
+            "ostinato_get_route_counts",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+        )
+
+    def count_routes(self, enabled: bool) -> None:
+        """Count the routes of models that are loaded from now on."""
+        self._set_count_routes(enabled)
+
+    def route_counts(self, model: int) -> RouteCounts:
+        """The counts of a loaded model, given its `llama_model *`.
+
+        Raises EngineError with the library's reason when its routes are not counted.
+        """
+        shape = _RouteShape()
+        self._check(self._route_shape(model, ctypes.byref(shape)))
+        layers = np.zeros(shape.n_layers, np.int32)
+        self._check(self._route_layers(model, layers.ctypes.data, layers.size))
+        phases = []
+        for phase in (0, 1):
+            counts = np.zeros((shape.n_layers, shape.n_experts), np.uint64)
+            self._check(self._route_counts(model, phase, counts.ctypes.data, counts.size))
+            phases.append(counts)
+        return RouteCounts(layers, *phases)
+
+    def _check(self, status: int) -> None:
+        if status != 0:
+            raise EngineError(self._last_error().decode())
+
+
+class _Declaration:
+    """Sets argument and result types of a function of the library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def __call__(self, name: str, restype: Any, *argtypes: Any) -> Any:
+        function = getattr(self._library, name)
+        function.restype = restype
+        function.argtypes = list(argtypes)
+        return function
+
+
+def load_bindings(library_directory: Path) -> Bindings:
+    """The bindings over the libraries in `library_directory`; a process can bind to one directory only.
+
+    Raises AbiMismatch when the package's version, the pinned commit's ABI or the size of a mirrored structure differs.
+    """
+    bound_to = os.environ.get(_LIBRARY_PATH_VARIABLE)
+    if "llama_cpp" in sys.modules and bound_to != str(library_directory):
+        raise AbiMismatch(f"llama_cpp is already bound to {bound_to}, expected {library_directory}")
+    try:
+        version = importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise AbiMismatch("the llama-cpp-python bindings are not installed", hint=_REBUILD) from error
+    if version != BINDINGS_VERSION:
+        raise AbiMismatch(f"expected llama-cpp-python {BINDINGS_VERSION}, found {version}", hint=_REBUILD)
+    os.environ[_LIBRARY_PATH_VARIABLE] = str(library_directory)
+    try:
+        llama_cpp = importlib.import_module("llama_cpp")
+    except (OSError, RuntimeError, FileNotFoundError) as error:
+        raise AbiMismatch(f"cannot load the engine's libraries in {library_directory}: {error}", hint=_REBUILD) from error
+    core: Any = importlib.import_module("llama_cpp.llama_cpp")
+    library: ctypes.CDLL = core._lib
+    check_abi(core, library)
+    return Bindings(llama_cpp, library)
+
+
+def check_abi(core: Any, library: Any) -> None:
+    """Compares the library's ABI version and structure sizes with the ctypes mirrors in `core`; raises AbiMismatch."""
+    try:
+        found = library.ostinato_abi_version()
+    except AttributeError as error:
+        raise AbiMismatch("the library carries no Ostinato interface", hint=_REBUILD) from error
+    if found != ABI_VERSION:
+        raise AbiMismatch(f"expected ABI version {ABI_VERSION}, found {found}", hint=_REBUILD)
+    sizeof = library.ostinato_sizeof
+    sizeof.restype = ctypes.c_size_t
+    for number, name in enumerate(_MIRRORED_STRUCTS):
+        expected, size = ctypes.sizeof(getattr(core, name)), sizeof(number)
+        if size != expected:
+            raise AbiMismatch(f"{name}: expected {expected} bytes, the library has {size}", hint=_REBUILD)

@@ -1,0 +1,163 @@
+"""The daemon's settings: defaults, then the TOML file, then ``OSTINATO_*`` variables, then command-line flags.
+
+Refuses unknown keys and malformed values by name; nothing else in the project reads settings from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ostinatod import locations
+from ostinatod.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib as toml
+else:
+    import tomli as toml
+
+DEFAULT_PORT = 11435
+"""One above Ollama's port, so that both can run; `OSTINATO_HOST=127.0.0.1:11434` stands in for it."""
+
+FOREVER_S = -1.0
+"""A keep_alive that never expires."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
+_UNIT_S = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a user can set. Times are seconds, sizes bytes or tokens as the suffix says."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    keep_alive_s: float = 3600.0
+    """Idle time after which a model is unloaded; an agent's user thinks longer than Ollama's five minutes."""
+    context_tokens: int = 65536
+    """Context to load with, capped by what the model was trained for; agents need far more than the usual 4k."""
+    parallel: int = 4
+    """Conversations whose prompt state an engine keeps side by side, sharing one KV cache."""
+    max_queue: int = 64
+    """Requests that may wait for one model before new ones are refused."""
+    load_stall_s: float = 300.0
+    """A load that makes no progress for this long is given up; a load that does is never cut off."""
+    threads: int = 0
+    """CPU threads of the engine; 0 lets the engine choose."""
+    engine_args: tuple[str, ...] = ()
+    """Further arguments for the engine process, as its own help names them."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host headers accepted beside the loopback names."""
+    allowed_origins: tuple[str, ...] = ()
+    """Browser origins accepted; none by default."""
+    hub_endpoint: str = "https://huggingface.co"
+    log_level: str = "info"
+
+    @property
+    def base_url(self) -> str:
+        """Where a client on this machine reaches the daemon; wildcard binds are reached over loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def parse_duration_s(text: str | float) -> float:
+    """Seconds in "90", "5m", "1h30m" or a number; negative or "forever" is `FOREVER_S`.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(text, bool):
+        raise ConfigError(f"expected a duration such as 5m, found {text!r}")
+    if isinstance(text, (int, float)):
+        return FOREVER_S if text < 0 else float(text)
+    compact = text.strip().lower()
+    if compact in {"forever", "never"}:
+        return FOREVER_S
+    negative = compact.startswith("-")
+    compact = compact.removeprefix("-")
+    total, end = 0.0, 0
+    for match in _DURATION.finditer(compact):
+        if match.start() != end:
+            break
+        total += float(match[1]) * _UNIT_S[match[2]]
+        end = match.end()
+    if not compact or end != len(compact):
+        raise ConfigError(f"expected a duration such as 90s, 5m, 1h30m or forever, found {text!r}")
+    return FOREVER_S if negative else total
+
+
+def parse_host(text: str) -> tuple[str, int]:
+    """(host, port) from "host", ":port", "host:port", "[::1]:port" or a URL; a missing part keeps its default."""
+    raw = text.strip()
+    if raw.isdigit():
+        raw = f":{raw}"
+    parts = urlsplit(raw if "://" in raw else f"//{raw}")
+    try:
+        return parts.hostname or "127.0.0.1", parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise ConfigError(f"expected host:port, found {text!r}") from error
+
+
+def load_settings(file: Path | None = None, environment: Mapping[str, str] | None = None, **flags: Any) -> Settings:
+    """The settings in force. Raises ConfigError naming the file, variable or flag that is wrong."""
+    path = file or locations.config_file()
+    settings = _apply(Settings(), _read_toml(path), source=str(path))
+    env = os.environ if environment is None else environment
+    values = {f.name: env[key] for f in fields(Settings) if (key := _variable(f.name)) in env and f.name != "host"}
+    settings = _apply(settings, values, source="the environment", name=_variable)
+    if text := env.get("OSTINATO_HOST"):
+        host, port = parse_host(text)
+        settings = replace(settings, host=host, port=port if "OSTINATO_PORT" not in env else settings.port)
+    if "HF_ENDPOINT" in env and "OSTINATO_HUB_ENDPOINT" not in env:
+        settings = replace(settings, hub_endpoint=env["HF_ENDPOINT"].rstrip("/"))
+    return _apply(settings, {k: v for k, v in flags.items() if v is not None}, source="the command line")
+
+
+def _variable(name: str) -> str:
+    return "OSTINATO_" + name.removesuffix("_s").removesuffix("_tokens").upper()
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+        return values
+    except FileNotFoundError:
+        return {}
+    except (OSError, toml.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the settings in {path}: {error}") from error
+
+
+def _apply(settings: Settings, values: Mapping[str, Any], *, source: str, name: Any = str) -> Settings:
+    known = {f.name: f for f in fields(Settings)}
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"{source}: unknown setting {key!r}; known ones are {', '.join(sorted(known))}")
+        try:
+            changes[key] = _convert(key, value, getattr(Settings(), key))
+        except (ValueError, TypeError, ConfigError) as error:
+            raise ConfigError(f"{source}: {name(key)}: {error}") from error
+    return replace(settings, **changes)
+
+
+def _convert(key: str, value: Any, default: Any) -> Any:
+    if key.endswith("_s"):
+        return parse_duration_s(value)
+    if isinstance(default, tuple):
+        items = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
+        if not all(isinstance(item, str) for item in items):
+            raise ValueError(f"expected a list of strings, found {value!r}")
+        return tuple(item for item in items if item)
+    if isinstance(default, int):
+        number = int(value)
+        if isinstance(value, bool) or number < 0 or (key == "port" and not 0 < number < 65536):
+            raise ValueError(f"{value!r} is out of range")
+        return number
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {value!r}")
+    return value
