@@ -66,6 +66,9 @@ class Bindings:
         self._route_layers = declare(
             "ostinato_get_route_layers", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
         )
+        self._set_residency = declare(
+            "ostinato_set_residency", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        )
         self._route_counts = declare(
             "ostinato_get_route_counts",
             ctypes.c_int,
@@ -94,6 +97,14 @@ class Bindings:
             self._check(self._route_counts(model, phase, counts.ctypes.data, counts.size))
             phases.append(counts)
         return RouteCounts(layers, *phases)
+
+    def set_residency(self, model: int, hot: NDArray[np.bool_]) -> None:
+        """Make exactly the experts of `hot` (L, E) hot, before the model's first context is made.
+
+        Raises EngineError with the library's reason when the model cannot be placed that way.
+        """
+        flags = np.ascontiguousarray(hot, np.uint8)
+        self._check(self._set_residency(model, flags.ctypes.data, flags.size))
 
     def _check(self, status: int) -> None:
         if status != 0:

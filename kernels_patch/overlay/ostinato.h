@@ -22,6 +22,7 @@ enum ostinato_status {
     OSTINATO_UNKNOWN_MODEL     = 1, // the model has no experts, or was loaded before this library could see it
     OSTINATO_NOT_COUNTING      = 2, // routes of this model are not counted; the reason is in ostinato_last_error()
     OSTINATO_INVALID_ARGUMENT  = 3,
+    OSTINATO_REFUSED           = 4, // this model cannot be placed that way; the running placement is untouched
 };
 
 enum ostinato_phase {
@@ -62,6 +63,10 @@ LLAMA_API enum ostinato_status ostinato_get_route_layers(const struct llama_mode
 // on a GPU, so it waits for that copy alone. A forward pass that is running may be counted in some layers and not yet in others.
 LLAMA_API enum ostinato_status ostinato_get_route_counts(
         const struct llama_model * model, enum ostinato_phase phase, uint64_t * counts, size_t n);
+
+// Makes exactly the experts with hot[layer * n_experts + expert] != 0 hot: they are computed from the expert pool in every forward pass,
+// the others by the CPU branch. Call it after loading the model and before making its first context. Refused for layers on a GPU.
+LLAMA_API enum ostinato_status ostinato_set_residency(const struct llama_model * model, const uint8_t * hot, size_t n);
 
 #ifdef __cplusplus
 }

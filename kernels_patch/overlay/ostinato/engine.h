@@ -1,22 +1,50 @@
-// The registry of models that Ostinato serves in this process, and what each of them has. Entered by the thread that loads or frees a
-// model, by every thread that builds a graph, and by readers of the C interface.
+// The registry of models that Ostinato serves in this process, and what each of them has: counters and, with a residency set, the expert
+// pool. Entered by the thread that loads or frees a model, by every thread that builds a graph, and by callers of the C interface.
 
 #pragma once
 
+#include "cpu-branch.h"
+#include "expert-pool.h"
 #include "route-counts.h"
 
 #include <memory>
 #include <string>
+#include <vector>
 
 struct llama_model;
+struct llama_layer;
+
+// One MoE layer of a registered model. Its address is stable: graph nodes keep it.
+struct ostinato_layer {
+    int32_t il;        // the model's layer index
+    int32_t n_experts;
+    int32_t k;
+    ggml_backend_dev_t device;
+    ostinato_expert_ffn ffn; // the layer's experts where the loader put them; the activation is known once a graph was built
+
+    ggml_tensor * counts = nullptr;
+    const ostinato_expert_ffn * slots = nullptr; // in the pool; nullptr without a residency set
+    ggml_tensor * index_table = nullptr;
+    int32_t zero_slot = 0;
+};
 
 // What Ostinato keeps for one model.
 struct ostinato_model {
-    std::string reason;                            // why routes are not counted, "" when they are
-    std::unique_ptr<ostinato_route_counts> counts; // nullptr when they are not
+    std::string reason; // why routes are not counted, "" when they are
+    std::vector<std::unique_ptr<ostinato_layer>> layers; // in the order of the counts
+    std::unique_ptr<ostinato_route_counts> counts;       // nullptr when routes are not counted
+    std::unique_ptr<ostinato_expert_pool>  pool;         // nullptr without a residency set
 };
 
 // The entry of a registered model, or nullptr. Valid until the model is freed.
 std::shared_ptr<ostinato_model> ostinato_find_model(const llama_model * model);
 
-bool ostinato_counts_routes();
+// The layer that the weight `experts` (up, or merged gate and up) belongs to, or nullptr.
+ostinato_layer * ostinato_find_layer(const ggml_tensor * experts);
+
+// Count the routes of models loaded from now on.
+void ostinato_register_models(bool enabled);
+
+// Makes exactly the experts with hot[layer * n_experts + expert] != 0 hot. No context of the model may exist yet: graphs that were
+// reserved without the two branches would be too small for them. Returns "" or why it was refused; then nothing has changed.
+std::string ostinato_apply_residency(ostinato_model & model, const uint8_t * hot);

@@ -1,22 +1,19 @@
-// Every function that a patch in ../../patches calls inside the llama and server libraries (those of ggml-cuda are in ops-cuda.h).
+// Every function that a patch in ../../patches calls inside the llama library (those of ggml-cuda are in ops-cuda.h, that of the server in
+// server-routes.h).
 //
 //   function                     called from                                               inert when
 //   ostinato_model_loaded        llama_model_load, after all tensors are in place           route counting is off
 //   ostinato_model_freed         ~llama_model, first                                        the model was never registered
-//   ostinato_build_experts       build_moe_ffn, after the router's nodes are in the graph   the layer was never registered
-//   ostinato_add_server_routes   llama_server, after the last stock route                   the process is not ostinato-engine
+//   ostinato_publish_layer       build_moe_ffn, after the router's nodes are in the graph   the layer was never registered
+//   ostinato_join_layer          build_moe_ffn, before its output is named                  the layer has no residency set
 //
 // A hook is one call; all logic is on this side. None of them throws.
 
 #pragma once
 
-#include <cstdint>
+#include "llama-graph.h"
 
-struct ggml_tensor;
 struct llama_model;
-struct llm_graph_context;
-struct server_context;
-struct server_http_context;
 
 // Registers the MoE layers of a model and allocates what counts their routes. Called once per model by the loading thread.
 void ostinato_model_loaded(const llama_model & model);
@@ -24,9 +21,36 @@ void ostinato_model_loaded(const llama_model & model);
 // Frees what ostinato_model_loaded allocated. No context of the model may be computing.
 void ostinato_model_freed(const llama_model & model);
 
-// Lets Ostinato build the experts of one MoE layer. `experts` is the up (or merged gate and up) weight by which the layer was
-// registered; ids [k, n_tokens] may be strided. Returns the layer's output, or nullptr: then the caller goes on with the stock nodes.
-ggml_tensor * ostinato_build_experts(const llm_graph_context & graph, const ggml_tensor * experts, ggml_tensor * ids);
+// The variables of build_moe_ffn that name its expert tensors and the ids that address them.
+struct ostinato_moe_variables {
+    ggml_tensor *& ids; // [k, n_tokens]
+    ggml_tensor *& up;
+    ggml_tensor *& up_b;
+    ggml_tensor *& up_s;
+    ggml_tensor *& gate;
+    ggml_tensor *& gate_b;
+    ggml_tensor *& gate_s;
+    ggml_tensor *& down;
+    ggml_tensor *& down_b;
+    ggml_tensor *& down_s;
+    ggml_tensor *& gate_up;
+    ggml_tensor *& gate_up_b;
+};
 
-// Adds GET /ostinato/status and /ostinato/routes, and reports loading on standard output.
-void ostinato_add_server_routes(server_http_context & http, server_context & server);
+struct ostinato_layer;
+
+// What ostinato_join_layer needs to know of the layer that was published.
+struct ostinato_published {
+    const ostinato_layer * layer = nullptr; // nullptr: stock nodes, nothing to join
+    ggml_tensor * handoff = nullptr;
+    ggml_tensor * x       = nullptr; // [n_embd, n_tokens]
+    ggml_tensor * weights = nullptr; // [1, k, n_tokens]
+};
+
+// Counts the layer's routes. With a residency set, also points the variables at the expert pool: the stock nodes that follow are then
+// the GPU branch.
+ostinato_published ostinato_publish_layer(
+        const llm_graph_context & graph, int il, llm_ffn_op_type type_op, ggml_tensor * x, ggml_tensor * weights, ostinato_moe_variables vars);
+
+// `gpu` [n_embd, n_tokens] plus the layer's cold routes, or `gpu` itself.
+ggml_tensor * ostinato_join_layer(const llm_graph_context & graph, ggml_tensor * gpu, const ostinato_published & published);

@@ -2,6 +2,54 @@
 
 #include "ops.h"
 
+#include <algorithm>
+
+static int32_t id_at(const ggml_tensor * ids, int64_t token, int64_t position) {
+    return *(const int32_t *) ((const char *) ids->data + token*ids->nb[1] + position*ids->nb[0]);
+}
+
+// Fills the hand-off of one step: slot ids, and the cold routes grouped by expert in ascending order, routes of one expert in
+// ascending order too.
+static void translate(const ggml_tensor * ids, const ggml_tensor * table, int32_t zero_slot, int32_t * words) {
+    const int64_t k         = ids->ne[0];
+    const int64_t n_tokens  = ids->ne[1];
+    const int64_t n_experts = table->ne[0];
+    const int32_t * slot_of = (const int32_t *) table->data;
+
+    ostinato_handoff handoff(words, (int32_t) (k*n_tokens));
+    int32_t n_cold = 0;
+    for (int64_t t = 0; t < n_tokens; ++t) {
+        for (int64_t i = 0; i < k; ++i) {
+            const int32_t route = (int32_t) (t*k + i);
+            const int32_t id    = id_at(ids, t, i);
+            const bool is_valid = id >= 0 && id < n_experts;
+            const int32_t slot  = is_valid ? slot_of[id] : -1;
+            handoff.slot_ids[route] = slot >= 0 ? slot : zero_slot + (int32_t) i;
+            if (is_valid && slot < 0) {
+                handoff.cold[n_cold++] = route;
+            }
+        }
+    }
+    const auto expert_of = [&](int32_t route) { return id_at(ids, route/k, route % k); };
+    std::sort(handoff.cold, handoff.cold + n_cold, [&](int32_t a, int32_t b) {
+        const int32_t ea = expert_of(a);
+        const int32_t eb = expert_of(b);
+        return ea != eb ? ea < eb : a < b;
+    });
+    int32_t n_groups = 0;
+    for (int32_t r = 0; r < n_cold; ++r) {
+        const int32_t expert = expert_of(handoff.cold[r]);
+        if (n_groups == 0 || handoff.groups[2*(n_groups - 1)] != expert) {
+            handoff.groups[2*n_groups++] = expert;
+        }
+        handoff.groups[2*(n_groups - 1) + 1] = r + 1;
+    }
+    handoff.header[ostinato_handoff::N_COLD]   = n_cold;
+    handoff.header[ostinato_handoff::N_GROUPS] = n_groups;
+    handoff.header[ostinato_handoff::ARRIVALS] = 0;
+    handoff.header[ostinato_handoff::PHASE]    = 0;
+}
+
 // Runs on one thread: a layer has at most a few thousand routes per forward pass. The counters are read by other threads while a
 // pass runs, hence the relaxed atomic additions.
 static void publish_cpu(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -10,32 +58,94 @@ static void publish_cpu(ggml_tensor * dst, int ith, int nth, void * userdata) {
     if (ith != 0) {
         return;
     }
-    const ggml_tensor * ids    = dst->src[0]; // [k, n_tokens]
-    const ggml_tensor * counts = dst->src[1]; // [n_experts, 2]
+    const ggml_tensor * ids    = dst->src[0];
+    const ggml_tensor * counts = dst->src[1];
+    const ggml_tensor * table  = dst->src[2];
 
-    const int64_t n_experts = counts->ne[0];
-    const int32_t phase     = dst->op_params[OSTINATO_PARAM_PHASE];
-    int32_t * row = (int32_t *) ((char *) counts->data + phase*counts->nb[1]);
-
+    int32_t * row = (int32_t *) ((char *) counts->data + dst->op_params[OSTINATO_PARAM_PHASE]*counts->nb[1]);
     for (int64_t t = 0; t < ids->ne[1]; ++t) {
         for (int64_t i = 0; i < ids->ne[0]; ++i) {
-            const int32_t id = *(const int32_t *) ((const char *) ids->data + t*ids->nb[1] + i*ids->nb[0]);
-            if (id >= 0 && id < n_experts) {
+            const int32_t id = id_at(ids, t, i);
+            if (id >= 0 && id < counts->ne[0]) {
                 __atomic_fetch_add(row + id, 1, __ATOMIC_RELAXED);
             }
         }
     }
+    if (table) {
+        translate(ids, table, dst->op_params[OSTINATO_PARAM_ZERO_SLOT], (int32_t *) dst->data);
+    }
 }
 
-ggml_tensor * ostinato_publish(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, int32_t phase) {
+static void join_cpu(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const ggml_tensor * gpu       = dst->src[0];
+    const ggml_tensor * published = dst->src[1];
+    const ggml_tensor * x         = dst->src[2];
+    const ggml_tensor * weights   = dst->src[3];
+
+    const int64_t k = weights->ne[1];
+    const uintptr_t after_result = (uintptr_t) ((float *) dst->data + gpu->ne[0]*gpu->ne[1]);
+    const ostinato_cold_step step = {
+        /*.ffn      =*/ (const ostinato_expert_ffn *) userdata,
+        /*.handoff  =*/ ostinato_handoff((int32_t *) published->data, (int32_t) (k*weights->ne[2])),
+        /*.k        =*/ (int32_t) k,
+        /*.n_tokens =*/ (int32_t) weights->ne[2],
+        /*.x        =*/ (const float *) x->data,
+        /*.weights  =*/ (const float *) weights->data,
+        /*.gpu      =*/ (const float *) gpu->data,
+        /*.out      =*/ (float *) dst->data,
+        /*.scratch  =*/ (char *) ((after_result + 63) & ~(uintptr_t) 63),
+    };
+    ostinato_compute_cold(step, ith, nth);
+}
+
+static ggml_tensor * custom(
+        ggml_context * ctx, ostinato_op op, ggml_type type, int64_t ne0, ggml_tensor ** args, int n_args, ggml_custom_op_t fun,
+        int n_tasks, const void * userdata) {
+    ggml_tensor * node = ggml_custom_4d(ctx, type, ne0, 1, 1, 1, args, n_args, fun, n_tasks, const_cast<void *>(userdata));
+    node->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG;
+    node->op_params[OSTINATO_PARAM_OP]  = op;
+    return node;
+}
+
+ggml_tensor * ostinato_publish_counts(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, int32_t phase) {
     GGML_ASSERT(ids->type == GGML_TYPE_I32 && counts->type == GGML_TYPE_I32);
     GGML_ASSERT(phase >= 0 && phase < counts->ne[1]);
 
     ggml_tensor * args[] = { ids, counts };
-    ggml_tensor * node = ggml_custom_4d(ctx, GGML_TYPE_I32, 1, 1, 1, 1, args, 2, publish_cpu, 1, nullptr);
-
-    node->op_params[OSTINATO_PARAM_TAG]   = OSTINATO_OP_TAG;
-    node->op_params[OSTINATO_PARAM_OP]    = OSTINATO_OP_PUBLISH;
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, 1, args, 2, publish_cpu, 1, nullptr);
     node->op_params[OSTINATO_PARAM_PHASE] = phase;
     return node;
+}
+
+ggml_tensor * ostinato_publish(
+        ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * index_table, int32_t zero_slot, int32_t phase,
+        ggml_tensor ** slot_ids) {
+    GGML_ASSERT(ids->type == GGML_TYPE_I32 && counts->type == GGML_TYPE_I32 && index_table->type == GGML_TYPE_I32);
+    GGML_ASSERT(phase >= 0 && phase < counts->ne[1]);
+
+    const int64_t k        = ids->ne[0];
+    const int64_t n_tokens = ids->ne[1];
+    ggml_tensor * args[] = { ids, counts, index_table };
+    ggml_tensor * node = custom(
+        ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, ostinato_handoff::words(k*n_tokens), args, 3, publish_cpu, 1, nullptr);
+    node->op_params[OSTINATO_PARAM_PHASE]     = phase;
+    node->op_params[OSTINATO_PARAM_ZERO_SLOT] = zero_slot;
+
+    *slot_ids = ggml_view_2d(ctx, node, k, n_tokens, k*sizeof(int32_t), 0);
+    return node;
+}
+
+ggml_tensor * ostinato_join(
+        ggml_context * ctx, ggml_tensor * gpu, ggml_tensor * published, ggml_tensor * x, ggml_tensor * weights,
+        const ostinato_expert_ffn * ffn) {
+    GGML_ASSERT(ggml_is_contiguous(gpu) && ggml_is_contiguous(x) && ggml_is_contiguous(weights));
+
+    const int64_t n_embd   = gpu->ne[0];
+    const int64_t n_tokens = gpu->ne[1];
+    const size_t  scratch  = 64 + ostinato_cold_scratch_bytes(*ffn, weights->ne[1]*n_tokens, n_tokens);
+    const int64_t n_floats = n_embd*n_tokens + (int64_t) ((scratch + sizeof(float) - 1)/sizeof(float));
+
+    ggml_tensor * args[] = { gpu, published, x, weights };
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_JOIN, GGML_TYPE_F32, n_floats, args, 4, join_cpu, GGML_N_TASKS_MAX, ffn);
+    return ggml_view_2d(ctx, node, n_embd, n_tokens, n_embd*sizeof(float), 0);
 }

@@ -39,7 +39,8 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
 }
 
 bool ostinato_cuda_supports_op(const ggml_tensor * op) {
-    return ostinato_op_of(op) == OSTINATO_OP_PUBLISH;
+    // the hand-off to the CPU branch has no CUDA implementation: residency is refused for layers on a GPU
+    return ostinato_op_of(op) == OSTINATO_OP_PUBLISH && !op->src[2];
 }
 
 bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
@@ -47,6 +48,7 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
         case OSTINATO_OP_PUBLISH:
             publish(ctx, dst);
             return true;
+        case OSTINATO_OP_JOIN:
         case OSTINATO_OP_NONE:
             break;
     }

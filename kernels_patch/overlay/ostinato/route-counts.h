@@ -29,7 +29,6 @@ public:
 
     int32_t n_layers () const { return (int32_t) layers.size(); }
     int32_t n_experts() const { return n_experts_max; }
-    int32_t il(int32_t i) const { return layers[i].il; }
 
     ggml_tensor * counters(int32_t i) const { return tensors[i]; } // [n_experts, OSTINATO_PHASE_COUNT] i32
 

@@ -2,7 +2,6 @@
 
 #include "ostinato.h"
 
-#include "hooks.h"
 #include "server-routes.h"
 
 #include "server-common.h"

@@ -7,5 +7,11 @@
 
 #pragma once
 
+struct server_context;
+struct server_http_context;
+
 // Called by ostinato-engine before the server starts; llama-server never calls it and so keeps its own routes and output.
 void ostinato_enable_server_routes();
+
+// Hook: called by llama_server after its last stock route. Inert when ostinato_enable_server_routes was not called.
+void ostinato_add_server_routes(server_http_context & http, server_context & server);
