@@ -1,8 +1,9 @@
 """Replays a recorded agent session through a running daemon, turn by turn, over `/v1/chat/completions`.
 
-Every assistant turn of the recording becomes one request with the real tool schemas and everything said before it; after the answer
-the *recorded* assistant message is appended, so each engine and model sees the same conversation. Prints new and reused prompt
-tokens, time to first token and time per output token of each turn, and the memory of daemon and engine.
+Every assistant turn of the recording becomes one request with the real tool schemas and everything said before it;
+after the answer the *recorded* assistant message is appended, so each engine and model sees the same conversation.
+Prints new and reused prompt tokens, time to first token and time per output token of each turn, and the memory of
+daemon and engine.
 
     python benchmarks/replay_session.py --model tiny --session tests/data/tau2-retail-session.json [--out result.json]
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def requests_of(session: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
 def play_turn(
     client: httpx.Client, model: str, number: int, messages: list[dict[str, Any]], tools: list[Any], max_tokens: int
 ) -> Turn:
-    """Sends one turn and reads its stream to the end. Raises RuntimeError with the daemon's words when it is refused."""
+    """Sends one turn and reads its stream to the end. Raises RuntimeError with the daemon's words if refused."""
     body = {
         "model": model,
         "messages": messages,
@@ -98,11 +100,9 @@ def play_turn(
 
 def memory_mib(client: httpx.Client, model: str) -> dict[str, float]:
     """Resident memory of the daemon and of the model's engine, MiB."""
-    import psutil
-
     status = client.get("/ostinato/status").json()
     processes = {"daemon": status["pid"]}
-    processes |= {"engine": engine["pid"] for engine in status["models"] if engine["name"] == model}
+    processes["engine"] = next(engine["pid"] for engine in status["models"] if engine["name"] == model)
     return {name: round(psutil.Process(pid).memory_info().rss / 2**20, 1) for name, pid in processes.items()}
 
 
@@ -119,7 +119,7 @@ def main() -> int:
     session = json.loads(arguments.session.read_text(encoding="utf-8"))
     client = httpx.Client(base_url=arguments.base_url, timeout=httpx.Timeout(600, connect=5))
     turns: list[Turn] = []
-    print(f"{'turn':>4}  {'after':<6} {'prompt':>7} {'reused':>7} {'new':>6} {'output':>6} {'TTFT ms':>9} {'TPOT ms':>8}  finish")
+    print("turn  after   prompt  reused    new output   TTFT ms  TPOT ms  finish")
     for number, messages in enumerate(requests_of(session), start=1):
         turn = play_turn(client, arguments.model, number, messages, session["tools"], arguments.max_tokens)
         turns.append(turn)

@@ -1,6 +1,7 @@
-"""logits.py LIBRARIES MODEL OUT.npy [count]: the logits of a prefill and of forced decode steps, with one build's libraries.
+"""logits.py LIBRARIES MODEL OUT.npy [count]: the logits of a prefill and of forced decode steps, with one build.
 
-Writes (n_tokens, n_vocab) float32: 300 prompt tokens in micro-batches of 128, then 40 one-token steps. `count` counts routes.
+Writes (n_tokens, n_vocab) float32: 300 prompt tokens in micro-batches of 128, then 40 one-token steps. `count` counts
+routes.
 """
 
 from __future__ import annotations

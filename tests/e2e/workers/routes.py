@@ -1,7 +1,7 @@
 """routes.py LIBRARIES MODEL OUT.npz: the engine's route counters beside an independent count.
 
-The oracle is llama.cpp's own evaluation callback, which shows the ids that each layer's top-k selected. Writes engine and oracle counts
-by phase, each (n_layers, n_experts).
+The oracle is llama.cpp's own evaluation callback, which shows the ids that each layer's top-k selected. Writes the
+counts of both by phase, each (n_layers, n_experts).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main(libraries: str, model_path: str, out: str) -> None:
     base = ctypes.CDLL(str(next(Path(libraries).glob("libggml-base.*"))))
     base.ggml_get_name.restype = ctypes.c_char_p
     base.ggml_get_name.argtypes = [ctypes.c_void_p]
-    base.ggml_get_data.restype = ctypes.c_void_p
-    base.ggml_get_data.argtypes = [ctypes.c_void_p]
+    base.ggml_backend_tensor_get.restype = None
+    base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
     core.llama_backend_init()
     bindings.count_routes(True)
@@ -54,10 +54,10 @@ def main(libraries: str, model_path: str, out: str) -> None:
             return not ask
         if not ask:
             head = Tensor.from_address(tensor)
-            data = base.ggml_get_data(tensor)
             for t in range(head.ne[1]):
-                ids = (ctypes.c_int32 * head.ne[0]).from_address(data + t * head.nb[1])
-                np.add.at(oracle[phase][int(name.rsplit("-", 1)[1])], np.frombuffer(ids, np.int32), 1)
+                ids = np.zeros(head.ne[0], np.int32)
+                base.ggml_backend_tensor_get(tensor, ids.ctypes.data, t * head.nb[1], ids.nbytes)
+                np.add.at(oracle[phase][int(name.rsplit("-", 1)[1])], ids, 1)
         return True
 
     callback = core.ggml_backend_sched_eval_callback(on_node)

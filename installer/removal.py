@@ -1,0 +1,73 @@
+"""`python3 installer uninstall`: removes exactly what was made, after asking. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from .environment import Environment
+from .steps import InstallError
+
+_BUILD_ENTRIES = ("types", "virtualenv", "installer.log")
+"""What the installer leaves in the checkout's build folder."""
+
+
+def uninstall(environment: Environment, *, purge: bool, assume_yes: bool) -> int:
+    """Removes the environment and the engine builds, with `purge` also settings, logs and data; returns 0.
+
+    Raises InstallError when it can neither ask nor was told not to.
+    """
+    doomed = [environment.checkout / "build" / name for name in _BUILD_ENTRIES]
+    doomed += environment.checkout.glob("*.egg-info")
+    owned = _owned_paths(environment)
+    doomed += [Path(path) for path in owned.get("builds", [])]
+    if purge:
+        doomed += [Path(path) for path in owned.get("data", [])]
+    if environment.is_ours:
+        doomed.append(environment.directory)
+    elif environment.directory.exists():
+        print(f"Kept {environment.directory}: this installer did not make it.")
+    doomed = [path for path in doomed if path.exists()]
+    if not doomed:
+        print("Nothing to remove.")
+        return 0
+    print("This removes:")
+    for path in doomed:
+        print(f"    {path}")
+    if not assume_yes and not _confirmed():
+        print("Nothing was removed.")
+        return 1
+    for path in doomed:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    kept = "Models in the shared hub cache are kept." if purge else "Settings, data and models are kept."
+    print(f"Removed. {kept}")
+    return 0
+
+
+def _owned_paths(environment: Environment) -> dict[str, list[str]]:
+    """What the environment itself says belongs to it; {} with a notice when it no longer runs."""
+    try:
+        done = subprocess.run(
+            [environment.python, "-m", "ostinatod.installer.owned_paths"], capture_output=True, text=True, check=True
+        )
+        paths: dict[str, list[str]] = json.loads(done.stdout)
+        return paths
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        if environment.directory.exists():
+            print("The environment does not run, so engine builds in the user's cache folder are not found; they stay.")
+        return {}
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        raise InstallError("uninstall asks before it removes anything; add --yes where it cannot ask")
+    try:
+        return input("Remove them? [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        return False

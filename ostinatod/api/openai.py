@@ -1,0 +1,65 @@
+"""OpenAI's dialect: models, chat completions, completions, embeddings. The engine answers; see `relay`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from ostinatod.api.body import parse_request
+from ostinatod.api.describe import openai_model
+from ostinatod.api.relay import EngineRelay
+from ostinatod.api.state import Services, ServicesDep
+from ostinatod.errors import RequestError
+
+router = APIRouter(prefix="/v1")
+
+
+@router.get("/models")
+async def list_models(services: ServicesDep) -> dict[str, Any]:
+    """Every registered model; loading happens on demand."""
+    records = await asyncio.to_thread(services.store.list)
+    loaded = services.loaded
+    return {
+        "object": "list",
+        "data": [openai_model(record, services.settings, loaded.find(record)) for record in records],
+    }
+
+
+@router.get("/models/{name:path}")
+async def show_model(name: str, services: ServicesDep) -> dict[str, Any]:
+    """One model."""
+    record = await asyncio.to_thread(services.store.resolve, name)
+    return openai_model(record, services.settings, services.loaded.find(record))
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request, services: ServicesDep) -> Response:
+    """A chat answer, streamed or whole."""
+    return await _relay(request, services, prompt_field="messages", embeds=False)
+
+
+@router.post("/completions")
+async def completions(request: Request, services: ServicesDep) -> Response:
+    """A text completion, streamed or whole."""
+    return await _relay(request, services, prompt_field="prompt", embeds=False)
+
+
+@router.post("/embeddings")
+async def embeddings(request: Request, services: ServicesDep) -> Response:
+    """Embedding vectors."""
+    return await _relay(request, services, prompt_field="input", embeds=True)
+
+
+async def _relay(request: Request, services: Services, *, prompt_field: str, embeds: bool) -> Response:
+    wanted = parse_request(await request.body())
+    # Known before anything is loaded: the wrong kind of model would only answer after minutes of loading.
+    record = await asyncio.to_thread(services.store.resolve, wanted.model)
+    if record.shape.is_embedding and not embeds:
+        raise RequestError(f"{record.name} is an embedding model", hint="Use it with /v1/embeddings")
+    if embeds and not record.shape.is_embedding:
+        raise RequestError(
+            f"{record.name} does not make embeddings", hint="Pull an embedding model: ostinato pull ORG/REPO"
+        )
+    return EngineRelay(services.loaded, record, wanted, request.url.path, prompt_field)

@@ -1,0 +1,1 @@
+"""Engine processes: their arguments, their life, and the client that talks to them over a Unix socket."""

@@ -1,0 +1,66 @@
+"""An HTTP client of one engine process, over its Unix socket."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+Health = Literal["unreachable", "loading", "ready"]
+
+PROBE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 10.0
+
+
+class EngineClient:
+    """Probes answer within seconds or not at all; `forward` waits as long as a prompt takes to read.
+
+    No header of a caller reaches the engine: some of them change how long it keeps generating.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None)),
+            base_url="http://engine",
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+
+    async def health(self) -> Health:
+        """Whether the engine can answer requests."""
+        try:
+            response = await self._http.get("/health", timeout=PROBE_TIMEOUT_S)
+        except httpx.TransportError:
+            return "unreachable"
+        return "ready" if response.status_code == 200 else "loading"
+
+    async def get_json(self, path: str) -> Any | None:
+        """The JSON at `path`; None where the engine has no such route, is still loading, or does not answer."""
+        try:
+            response = await self._http.get(path, timeout=PROBE_TIMEOUT_S)
+            return response.json() if response.status_code == 200 else None
+        except (httpx.TransportError, ValueError):
+            return None
+
+    async def routes(self) -> httpx.Response:
+        """The engine's answer about its routing counts, whatever its status. Raises httpx.TransportError."""
+        return await self._http.get("/ostinato/routes", timeout=PROBE_TIMEOUT_S)
+
+    async def context_tokens(self) -> int | None:
+        """The context that one request may use, as loaded; None where the engine does not tell."""
+        props = await self.get_json("/props")
+        settings = props.get("default_generation_settings") if isinstance(props, dict) else None
+        context = settings.get("n_ctx") if isinstance(settings, dict) else None
+        return context if isinstance(context, int) and context > 0 else None
+
+    def forward(self, path: str, body: bytes) -> AbstractAsyncContextManager[httpx.Response]:
+        """POST `body`; the response is read by the caller. Leaving the context closes the connection, which is what
+        makes the engine stop. Raises httpx.TransportError when the engine is gone.
+        """
+        return self._http.stream("POST", path, content=body, headers={"Content-Type": "application/json"})
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()

@@ -1,0 +1,337 @@
+"""Models in memory: which engines run, who uses them, and when they end.
+
+Rules, all of them:
+- One engine per set of files; names that share files share the engine.
+- Requests for a model that is still loading share one load.
+- An engine works on `parallel` requests at a time; `max_queue` more wait in order of arrival, any beyond are refused.
+- A model is unloaded after being idle for `keep_alive`; a request may set another time for its model.
+- One big model at a time: before a big model loads, the other big one finishes the requests it has, then ends.
+  Requests for big models are admitted strictly in order of arrival, so neither of two busy models starves the other.
+  Small models (embeddings, completion) stay beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import psutil
+
+from ostinatod.config import FOREVER_S, Settings
+from ostinatod.engine.arguments import context_tokens, engine_arguments, engine_environment
+from ostinatod.engine.client import EngineClient
+from ostinatod.engine.process import EngineProcess, Launch
+from ostinatod.errors import EngineBusy, EngineDied
+from ostinatod.store.records import ModelRecord
+
+log = logging.getLogger(__name__)
+
+BIG_MODEL_BYTES = 4 * 1024**3
+PROGRESS_INTERVAL_S = 0.25
+
+ModelState = Literal["loading", "ready", "stopping", "dead"]
+ModelKey = tuple[str, tuple[Path, ...]]
+
+
+class EngineBuild(Protocol):
+    """A compiled engine."""
+
+    @property
+    def server(self) -> Path: ...
+    @property
+    def library_directory(self) -> Path: ...
+    @property
+    def backend(self) -> Literal["cpu", "cuda"]: ...
+    @property
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where engines put their sockets (mode 0700, a short path) and logs, and the environment they start from."""
+
+    sockets: Path
+    logs: Path
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to send one request to a loaded model."""
+
+    record: ModelRecord
+    client: EngineClient
+    context_tokens: int
+    death: Callable[[], Coroutine[Any, Any, EngineDied]]
+    """Waits a moment for the reason when the connection breaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One model in memory, as displayed."""
+
+    record: ModelRecord
+    state: ModelState
+    progress: float | None
+    context_tokens: int
+    parallel: int
+    in_flight: int
+    """Requests admitted and not yet answered, waiting ones included."""
+    queued: int
+    expires_at: datetime | None
+    """None while it is used, and for one that stays."""
+    pid: int | None
+    rss_bytes: int | None
+    backend: str
+
+
+class _Resident:
+    """The mutable side of a loaded model."""
+
+    def __init__(self, record: ModelRecord, process: EngineProcess, build: EngineBuild, settings: Settings) -> None:
+        self.record = record
+        self.process = process
+        self.backend = build.backend
+        self.planned_context_tokens = context_tokens(settings, record)
+        self.keep_alive_s = settings.keep_alive_s
+        self.turns = asyncio.Semaphore(max(1, settings.parallel))
+        self.in_flight = 0
+        self.queued = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.leaving = False
+        self.gone = asyncio.Event()
+        self.timer: asyncio.TimerHandle | None = None
+        self.expires_at: datetime | None = None
+
+    @property
+    def context_tokens(self) -> int:
+        return self.process.context_tokens or self.planned_context_tokens
+
+
+class LoadedModels:
+    """Owns every engine process. `find_build` tells which engine to start; it may block."""
+
+    def __init__(
+        self,
+        find_build: Callable[[], EngineBuild],
+        settings: Settings,
+        places: Places,
+        *,
+        big_model_bytes: int = BIG_MODEL_BYTES,
+    ) -> None:
+        self._find_build = find_build
+        self._settings = settings
+        self._places = places
+        self._big_model_bytes = big_model_bytes
+        self._residents: dict[ModelKey, _Resident] = {}
+        self._big_models = asyncio.Lock()
+        self._awaiting_big = 0
+        self._launches = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def lease(self, record: ModelRecord, *, keep_alive_s: float | None = None) -> AsyncIterator[Lease]:
+        """Load the model if need be and wait for a turn.
+
+        Raises EngineNotBuilt, EngineLoadError, or EngineBusy when the queue is full.
+        """
+        resident = await self._admit(record)
+        try:
+            resident.queued += 1
+            try:
+                await resident.turns.acquire()
+            finally:
+                resident.queued -= 1
+            try:
+                # Only now: the engine may have crashed while this request was waiting for its turn.
+                await resident.process.ensure_ready()
+                yield Lease(resident.record, resident.process.client, resident.context_tokens, resident.process.death)
+            finally:
+                resident.turns.release()
+        finally:
+            self._release(resident, keep_alive_s)
+
+    async def load(
+        self, record: ModelRecord, on_progress: Callable[[float | None], None], *, keep_alive_s: float | None = None
+    ) -> None:
+        """Load the model and return when it is ready; `on_progress` is called with each change. Raises as `lease`."""
+        resident = await self._admit(record)
+        try:
+            ready = asyncio.ensure_future(resident.process.ensure_ready())
+            try:
+                told: object = self
+                while not ready.done():
+                    if resident.process.progress != told:
+                        told = resident.process.progress
+                        on_progress(resident.process.progress)
+                    await asyncio.wait({ready}, timeout=PROGRESS_INTERVAL_S)
+                await ready
+            finally:
+                ready.cancel()
+        finally:
+            self._release(resident, keep_alive_s)
+
+    async def unload(self, record: ModelRecord, *, force: bool = False) -> bool:
+        """End the model's engine once its requests are answered, or at once with `force`, which fails them.
+
+        Returns False if it was not loaded.
+        """
+        resident = self._residents.get(_key(record))
+        if resident is None:
+            return False
+        await asyncio.shield(self._spawn(self._leave(resident, force=force)))
+        return True
+
+    def snapshot(self) -> tuple[LoadedModel, ...]:
+        """Every model in memory now."""
+        return tuple(_describe(resident, self._settings) for resident in self._residents.values())
+
+    def find(self, record: ModelRecord) -> LoadedModel | None:
+        """This model, if it is in memory."""
+        resident = self._residents.get(_key(record))
+        return _describe(resident, self._settings) if resident else None
+
+    def engine_client(self, record: ModelRecord) -> EngineClient | None:
+        """The client of a ready engine, for reading what it tells of itself; None if it is not loaded."""
+        resident = self._residents.get(_key(record))
+        return resident.process.client if resident and resident.process.state == "ready" else None
+
+    async def close(self) -> None:
+        """End every engine, whatever it is doing."""
+        leaving = [self._spawn(self._leave(resident, force=True)) for resident in self._residents.values()]
+        await asyncio.gather(*leaving)
+
+    async def _admit(self, record: ModelRecord) -> _Resident:
+        if record.size_bytes < self._big_model_bytes:
+            return await self._enter(record)
+        if self._awaiting_big > self._settings.max_queue:
+            raise _queue_full(record, self._awaiting_big)
+        self._awaiting_big += 1
+        try:
+            async with self._big_models:
+                for other in list(self._residents.values()):
+                    if _key(other.record) != _key(record) and other.record.size_bytes >= self._big_model_bytes:
+                        log.info("model_makes_room model=%s for=%s", other.record.name, record.name)
+                        await asyncio.shield(self._spawn(self._leave(other, force=False)))
+                return await self._enter(record)
+        finally:
+            self._awaiting_big -= 1
+
+    async def _enter(self, record: ModelRecord) -> _Resident:
+        while True:
+            resident = self._residents.get(_key(record))
+            if resident is None:
+                build = await asyncio.to_thread(self._find_build)
+                resident = self._residents.get(_key(record)) or self._create(record, build)
+            if not resident.leaving:
+                break
+            await resident.gone.wait()
+        if resident.in_flight >= self._settings.parallel + self._settings.max_queue:
+            raise _queue_full(record, resident.in_flight)
+        resident.in_flight += 1
+        resident.idle.clear()
+        self._stop_timer(resident)
+        return resident
+
+    def _create(self, record: ModelRecord, build: EngineBuild) -> _Resident:
+        self._launches += 1
+        socket = self._places.sockets / f"engine-{os.getpid()}-{self._launches}.sock"
+        launch = Launch(
+            name=record.name,
+            command=(str(build.server), *engine_arguments(self._settings, record, socket)),
+            environment=engine_environment(self._places.environment, build.library_directory),
+            socket=socket,
+            log_file=self._places.logs / f"engine-{record.digest[:12]}.log",
+            stall_s=self._settings.load_stall_s,
+        )
+        resident = _Resident(record, EngineProcess(launch), build, self._settings)
+        self._residents[_key(record)] = resident
+        return resident
+
+    def _release(self, resident: _Resident, keep_alive_s: float | None) -> None:
+        resident.in_flight -= 1
+        if keep_alive_s is not None:
+            resident.keep_alive_s = keep_alive_s
+        if resident.in_flight:
+            return
+        resident.idle.set()
+        if resident.leaving or resident.keep_alive_s == FOREVER_S:
+            return
+        resident.expires_at = datetime.now(timezone.utc) + timedelta(seconds=resident.keep_alive_s)
+        loop = asyncio.get_running_loop()
+        resident.timer = loop.call_later(resident.keep_alive_s, self._expire, resident)
+
+    def _expire(self, resident: _Resident) -> None:
+        log.info("model_expired model=%s idle_s=%g", resident.record.name, resident.keep_alive_s)
+        self._spawn(self._leave(resident, force=False))
+
+    def _stop_timer(self, resident: _Resident) -> None:
+        resident.expires_at = None
+        if resident.timer is not None:
+            resident.timer.cancel()
+            resident.timer = None
+
+    async def _leave(self, resident: _Resident, *, force: bool) -> None:
+        if not resident.leaving:
+            resident.leaving = True
+            self._stop_timer(resident)
+            if not force:
+                await resident.idle.wait()
+        elif not force:
+            await resident.gone.wait()
+            return
+        await resident.process.close()
+        if not resident.gone.is_set():
+            del self._residents[_key(resident.record)]
+            resident.gone.set()
+            log.info("model_unloaded model=%s forced=%s", resident.record.name, force)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _key(record: ModelRecord) -> ModelKey:
+    return record.digest, record.parts
+
+
+def _queue_full(record: ModelRecord, waiting: int) -> EngineBusy:
+    return EngineBusy(
+        f"{waiting} requests already wait for {record.name}, which is the limit",
+        hint="Send fewer at a time, or raise max_queue (OSTINATO_MAX_QUEUE)",
+    )
+
+
+def _describe(resident: _Resident, settings: Settings) -> LoadedModel:
+    states: dict[str, ModelState] = {"ready": "ready", "stopping": "stopping", "dead": "dead"}
+    process = resident.process
+    pid = process.pid
+    rss_bytes = None
+    if pid is not None:
+        try:
+            rss_bytes = psutil.Process(pid).memory_info().rss
+        except psutil.Error:
+            pid = None
+    return LoadedModel(
+        record=resident.record,
+        state="stopping" if resident.leaving else states.get(process.state, "loading"),
+        progress=process.progress,
+        context_tokens=resident.context_tokens,
+        parallel=settings.parallel,
+        in_flight=resident.in_flight,
+        queued=resident.queued,
+        expires_at=resident.expires_at,
+        pid=pid,
+        rss_bytes=rss_bytes,
+        backend=resident.backend,
+    )

@@ -1,0 +1,556 @@
+"""The daemon's HTTP contract, against the application on a real port with a scripted engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from ostinatod.config import Settings
+from ostinatod.errors import DiskFull, PullError
+from ostinatod.store.records import PullProgress
+from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually, make_scripted_engine, running_app
+from tests.fakes.memory_store import MemoryStore, record
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def app(start_app: StartApp, scripted_engine: ScriptedEngine) -> RunningApp:
+    return start_app(scripted_engine)
+
+
+@pytest.fixture(scope="module")
+def shared_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
+    """For tests that do not care what is loaded."""
+    directory = tmp_path_factory.mktemp("shared")
+    with running_app(directory, make_scripted_engine(directory)) as app:
+        yield app
+
+
+def chat_body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def sse_data(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
+# -- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "LOCALHOST", "127.0.0.1:1", "127.1.2.3", "[::1]:1", "box.example:9"])
+def test_own_names_are_answered(start_app: StartApp, scripted_engine: ScriptedEngine, host: str) -> None:
+    app = start_app(scripted_engine, Settings(allowed_hosts=("Box.example",)))
+    assert app.http.get("/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "localhost.", "[::1", ""]
+)
+def test_foreign_host_names_are_refused_before_the_handler(shared_app: RunningApp, host: str) -> None:
+    answer = shared_app.http.post("/ostinato/shutdown", headers={"Host": host})
+    assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden")
+    assert not shared_app.shutdown_requests
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "http://127.0.0.1"])
+def test_foreign_origins_are_refused_before_the_handler(shared_app: RunningApp, origin: str) -> None:
+    answer = shared_app.http.post("/ostinato/shutdown", headers={"Origin": origin})
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+    assert not shared_app.shutdown_requests
+
+
+def test_listed_origins_get_a_preflight_and_cors_headers(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    app = start_app(scripted_engine, Settings(allowed_origins=("http://app.example", "vscode-webview://*")))
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    preflight = app.http.options("/v1/chat/completions", headers={"Origin": "http://app.example", **asking})
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == "http://app.example"
+    assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert "access-control-allow-credentials" not in preflight.headers
+    answer = app.http.get("/v1/models/unknown", headers={"Origin": "vscode-webview://1abc"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (404, "vscode-webview://1abc")
+    assert app.http.options("/", headers={"Origin": "http://app.example.evil.example", **asking}).status_code == 403
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_bodies_that_need_no_preflight_are_refused(shared_app: RunningApp, content_type: str | None) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    answer = shared_app.http.post("/api/copy", content=b'{"source":"m","destination":"stolen"}', headers=headers)
+    assert answer.status_code == 415
+    assert "stolen" not in shared_app.store.records
+
+
+def test_compressed_bodies_are_refused(shared_app: RunningApp) -> None:
+    assert (
+        shared_app.http.post("/api/show", content=b"x", headers={**JSON, "Content-Encoding": "gzip"}).status_code == 415
+    )
+
+
+def test_a_body_of_more_than_64_mib_is_refused_unread(shared_app: RunningApp) -> None:
+    with socket.create_connection(("127.0.0.1", httpx.URL(shared_app.url).port or 0)) as connection:
+        length = 64 * 1024**2 + 1
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n")
+        assert connection.recv(64).startswith(b"HTTP/1.1 413")
+
+
+def test_a_chunked_body_is_counted(shared_app: RunningApp) -> None:
+    chunks = (b" " * 1024**2 for _ in range(66))
+    try:
+        assert shared_app.http.post("/v1/completions", content=chunks, headers=JSON).status_code == 413
+    except httpx.WriteError:
+        assert shared_app.http.get("/health").is_success
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_model_is_404_in_each_dialect_and_passes_the_hint_on(shared_app: RunningApp) -> None:
+    openai = shared_app.http.post("/v1/chat/completions", json={**chat_body("x"), "model": "embeder"})
+    assert openai.status_code == 404
+    error = openai.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "model", "model_not_found")
+    assert "Did you mean embedder?" in error["message"]
+    native = shared_app.http.post("/api/show", json={"model": "embeder"})
+    assert native.status_code == 404
+    assert native.json()["kind"] == "model_not_found"
+    assert native.json()["hint"] == "Did you mean embedder?"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "not JSON"),
+        (b'{"model":"m","temperature":NaN}', "NaN"),
+        (b"[]", "expected a JSON object"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b"{}", "expected the name of a model"),
+        (json.dumps(chat_body("x", n=2)).encode(), "one answer per request"),
+        (json.dumps(chat_body("x", keep_alive="soon")).encode(), "expected a duration"),
+    ],
+)
+def test_malformed_requests_are_400_in_openai_words(shared_app: RunningApp, body: bytes, words: str) -> None:
+    answer = shared_app.http.post("/v1/chat/completions", content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "file:///etc/passwd", "https://example.com/a.png"])
+def test_images_by_url_are_refused(shared_app: RunningApp, url: str) -> None:
+    for part in ({"image_url": {"url": url}}, {"image_url": url}):
+        messages = [{"role": "user", "content": [{"type": "image_url", **part}]}]
+        answer = shared_app.http.post("/v1/chat/completions", json={"model": "m", "messages": messages})
+        assert answer.status_code == 400
+        assert "data: URLs" in answer.json()["error"]["message"]
+
+
+def test_the_wrong_kind_of_model_is_refused_without_loading_it(app: RunningApp) -> None:
+    assert app.http.post("/v1/embeddings", json={"model": "m", "input": "x"}).status_code == 400
+    assert app.http.post("/v1/chat/completions", json={**chat_body("x"), "model": "embedder"}).status_code == 400
+    assert app.status()["models"] == []
+
+
+def test_unknown_paths_methods_and_fields_answer_json(shared_app: RunningApp) -> None:
+    assert shared_app.http.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+    assert shared_app.http.get("/api/chat").status_code == 404
+    assert shared_app.http.post("/api/tags").status_code == 405
+    assert shared_app.http.post("/api/copy", json={"source": "m"}).json()["error"].startswith("destination:")
+
+
+def test_context_overflow_says_the_numbers_in_words_that_agents_know(shared_app: RunningApp) -> None:
+    answer = shared_app.chat("!overflow")
+    assert answer.status_code == 400
+    assert answer.json() == {
+        "error": {
+            "message": "This model's maximum context length is 4096 tokens; your request has 70211 tokens and exceeds "
+            "the available context size.",
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "context_length_exceeded",
+            "n_prompt_tokens": 70211,
+            "n_ctx": 4096,
+        }
+    }
+    assert shared_app.chat("!overflow", stream=True).json() == answer.json()
+
+
+# -- forwarding -------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_needs_no_change_reaches_the_engine_byte_for_byte(shared_app: RunningApp) -> None:
+    body = '{ "model":"m",  "z":1.50, "messages":[{"role":"user","content":"\\u00e9 ü"}], "tool_choice": "auto"}'
+    answer = shared_app.http.post("/v1/chat/completions", content=body.encode(), headers=JSON)
+    assert answer.json()["choices"][0]["message"]["content"] == body
+
+
+def test_numbers_are_clamped_and_internal_fields_dropped(shared_app: RunningApp) -> None:
+    answer = shared_app.chat(
+        "x", max_tokens=384000, max_completion_tokens=10, top_k=10**12, n_discard=-7, id_slot=99, seed=-5, logprobs=True
+    )
+    received = json.loads(answer.json()["choices"][0]["message"]["content"])
+    assert received["max_tokens"] == 4096
+    assert received["max_completion_tokens"] == 10
+    assert (received["top_k"], received["n_discard"], received["logprobs"]) == (2**31 - 1, 0, True)
+    assert "id_slot" not in received
+    assert received["seed"] == 2**32 - 5
+
+
+def test_embeddings_and_completions_are_forwarded(shared_app: RunningApp) -> None:
+    vectors = shared_app.http.post("/v1/embeddings", json={"model": "embedder", "input": "x"}).json()
+    assert vectors["data"][0]["embedding"] == [0.5]
+    assert (
+        shared_app.http.post("/v1/completions", json={"model": "m", "prompt": "x"}).json()["usage"]["total_tokens"] == 4
+    )
+
+
+def test_a_stream_arrives_chunk_by_chunk_with_headers_against_buffering(shared_app: RunningApp) -> None:
+    shared_app.chat("warm")
+    with shared_app.http.stream("POST", "/v1/chat/completions", json=chat_body("!count 20", stream=True)) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["x-accel-buffering"] == "no"
+        arrivals = [time.monotonic() for _ in answer.iter_raw()]
+    # 20 chunks 20 ms apart: buffered, all would arrive at once.
+    assert len(arrivals) > 10
+    assert arrivals[-1] - arrivals[0] > 0.2
+
+
+def test_headers_and_keepalive_come_within_a_second_of_a_long_prefill(shared_app: RunningApp) -> None:
+    shared_app.chat("warm")
+    started_at = time.monotonic()
+    with shared_app.http.stream("POST", "/v1/chat/completions", json=chat_body("!slow 1.1", stream=True)) as answer:
+        parts = answer.iter_raw()
+        assert next(parts) == b": keepalive\n\n"
+        assert time.monotonic() - started_at < 1.2
+        rest = b"".join(parts)
+    assert rest.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_failure_after_the_headers_is_an_event_in_the_stream(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    app = start_app(scripted_engine.scripted(load_s=1.0, exit_status=1, exit_words="E failed to load model"))
+    answer = app.chat("x", stream=True)
+    assert answer.status_code == 200
+    error = json.loads(sse_data(answer.text)[-1])["error"]
+    assert error["code"] == "engine_load_error"
+    assert "failed to load model" in error["message"]
+
+
+# -- loading, queueing, cancelling ------------------------------------------------------------------------------------
+
+
+def test_four_cold_requests_share_one_load(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    app = start_app(scripted_engine.scripted(load_s=0.3))
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(app.chat, ["a", "b", "c", "d"]))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len(scripted_engine.events("start")) == 1
+
+
+def test_a_failed_load_says_what_the_engine_said(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    words = "0.00.100.000 E llama_model_load: unknown model architecture: 'zebra'"
+    app = start_app(scripted_engine.scripted(exit_status=1, exit_words=words))
+    answer = app.chat("x")
+    assert answer.status_code == 500
+    assert "unknown model architecture: 'zebra'" in answer.json()["error"]["message"]
+
+
+def test_requests_beyond_the_queue_are_told_when_to_come_back(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    app = start_app(scripted_engine, Settings(parallel=1, max_queue=1))
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(app.chat, "!slow 0.5") for _ in range(2)]
+        eventually(lambda: any(model["in_flight"] == 2 for model in app.status()["models"]), "two requests wait")
+        refused = app.chat("x")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["code"] == "engine_busy"
+        assert [job.result().status_code for job in running] == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_during_prefill_ends_the_engines_work(
+    app: RunningApp, scripted_engine: ScriptedEngine, stream: bool
+) -> None:
+    app.chat("warm")
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=app.url, timeout=0.4, trust_env=False) as http:
+        http.post("/v1/chat/completions", json=chat_body("!slow 30", stream=stream))
+    eventually(lambda: scripted_engine.events("gone"), "the engine sees the client go", 3)
+    assert app.status()["models"][0]["in_flight"] == 0
+
+
+def test_clients_that_leave_a_flood_of_chunks_are_always_noticed(app: RunningApp) -> None:
+    for _ in range(12):
+        with app.http.stream("POST", "/v1/chat/completions", json=chat_body("!flood", stream=True)) as answer:
+            chunks = answer.iter_raw()
+            next(chunks)
+    eventually(lambda: app.status()["models"][0]["in_flight"] == 0, "every request has ended", 5)
+
+
+def test_a_client_that_leaves_the_queue_never_reaches_the_engine(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    app = start_app(scripted_engine, Settings(parallel=1))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(app.chat, "!slow 0.5")
+        eventually(lambda: scripted_engine.events("begin"), "the first request runs")
+        with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=app.url, timeout=0.2, trust_env=False) as http:
+            http.post("/v1/chat/completions", json=chat_body("x"))
+        assert first.result().status_code == 200
+    eventually(lambda: app.status()["models"][0]["in_flight"] == 0, "nothing is in flight")
+    assert len(scripted_engine.events("begin")) == 1
+
+
+def test_a_client_that_leaves_during_the_load_leaves_the_load_to_others(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    app = start_app(scripted_engine.scripted(load_s=0.8))
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=app.url, timeout=0.3, trust_env=False) as http:
+        http.post("/v1/chat/completions", json=chat_body("x"))
+    assert app.chat("y").status_code == 200
+    assert len(scripted_engine.events("start")) == len(scripted_engine.events("begin")) == 1
+
+
+def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event_and_is_replaced(
+    app: RunningApp, scripted_engine: ScriptedEngine
+) -> None:
+    answer = app.chat("!crash", stream=True)
+    events = sse_data(answer.text)
+    assert json.loads(events[0])["choices"][0]["delta"]["content"] == "before"
+    assert "half" not in answer.text
+    error = json.loads(events[1])["error"]
+    assert error["code"] == "engine_died"
+    assert "SIGKILL" in error["message"]
+    assert events[2:] == []
+    assert app.chat("again").status_code == 200
+    assert len(scripted_engine.events("start")) == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_engine_that_dies_before_the_first_byte_is_502(app: RunningApp, stream: bool) -> None:
+    answer = app.chat("!die", stream=stream)
+    assert answer.status_code == 502
+    assert answer.json()["error"]["code"] == "engine_died"
+
+
+def test_repeated_crashes_are_backed_off_from(app: RunningApp) -> None:
+    # Restarted at once after the first crash, then after 1, 2, 4 ... seconds, so that one of these comes too early.
+    refused = next(answer for answer in (app.chat("!die") for _ in range(6)) if answer.status_code != 502)
+    assert refused.status_code == 503
+    assert "SIGKILL" in refused.json()["error"]["message"]
+    time.sleep(int(refused.headers["retry-after"]))
+    assert app.chat("x").status_code == 200
+
+
+# -- management -------------------------------------------------------------------------------------------------------
+
+
+def test_probes_of_ollama_clients_are_answered(shared_app: RunningApp) -> None:
+    assert shared_app.http.get("/").text == "Ostinato is running"
+    assert shared_app.http.head("/").status_code == 200
+    version = shared_app.http.get("/api/version").json()
+    assert tuple(map(int, version["version"].split("."))) >= (0, 13, 4)
+    assert version["ostinato"]
+
+
+def test_the_chat_template_is_shown(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    shown = start_app(scripted_engine).http.post("/api/show", json={"model": "m"}).json()
+    assert shown["template"] == "{{ messages }} of m"
+
+
+def test_the_loaded_context_is_told_under_every_name(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    app = start_app(scripted_engine.scripted(n_ctx=2048))
+
+    def told() -> set[int]:
+        entry = app.http.get("/v1/models/m").json()
+        shown = app.http.post("/api/show", json={"model": "m"}).json()
+        return {
+            *(entry["max_model_len"], entry["context_length"], entry["context_window"], entry["meta"]["n_ctx"]),
+            *(shown["model_info"]["qwen3moe.context_length"], int(shown["parameters"].removeprefix("num_ctx "))),
+        }
+
+    assert told() == {65536}
+    app.chat("x")
+    assert told() == {2048}
+    assert app.http.get("/api/ps").json()["models"][0]["context_length"] == 2048
+    assert app.http.get("/v1/models/m").json()["meta"]["n_ctx_train"] == 131072
+    assert [entry["id"] for entry in app.http.get("/v1/models").json()["data"]] == ["m", "embedder"]
+
+
+def test_load_tells_progress_and_unload_ends_the_engine(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    app = start_app(scripted_engine.scripted(load_s=0.8))
+    lines = [json.loads(line) for line in app.http.post("/ostinato/load", json={"model": "m"}).text.splitlines()]
+    assert lines[-1] == {"status": "ready", "progress": 1.0}
+    progress = [line["progress"] for line in lines if line["status"] == "loading" and line["progress"]]
+    assert progress == sorted(progress)
+    assert 0 < progress[0] < 1
+    model = app.status()["models"][0]
+    assert (model["state"], model["context_tokens"], model["slots"]) == ("ready", 4096, 4)
+    assert model["rss_bytes"] > 0
+    assert app.http.post("/ostinato/unload", json={"model": "m"}).json()["was_loaded"] is True
+    assert app.status()["models"] == []
+    assert app.http.post("/ostinato/unload", json={"model": "m"}).json()["was_loaded"] is False
+
+
+def test_a_load_that_fails_ends_with_an_error_line_or_status(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    app = start_app(scripted_engine.scripted(load_s=0.6, exit_status=1, exit_words="out of memory"))
+    answer = app.http.post("/ostinato/load", json={"model": "m"})
+    last = json.loads(answer.text.splitlines()[-1])
+    assert last["kind"] == "engine_load_error"
+    assert "OSTINATO_CONTEXT" in last["hint"]
+
+
+def test_keep_alive_unloads_an_idle_model_and_a_request_may_override_it(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    app = start_app(scripted_engine, Settings(keep_alive_s=0.2))
+    app.chat("x", keep_alive="forever")
+    time.sleep(0.4)
+    assert app.http.get("/api/ps").json()["models"][0]["expires_at"] is None
+    app.chat("x", keep_alive=0.3)
+    assert app.http.get("/api/ps").json()["models"][0]["expires_at"]
+    eventually(lambda: app.status()["models"] == [], "the model is unloaded", 3)
+
+
+def test_unload_waits_for_answers_in_flight_unless_forced(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    app = start_app(scripted_engine)
+    with ThreadPoolExecutor(1) as pool:
+        for force, status in ((False, 200), (True, 502)):
+            answering = pool.submit(app.chat, "!slow 0.6")
+            eventually(lambda: any(model["in_flight"] for model in app.status()["models"]), "a request is in flight")
+            eventually(lambda: app.status()["models"][0]["state"] == "ready", "the engine is ready")
+            time.sleep(0.1)
+            app.http.post("/ostinato/unload", json={"model": "m", "force": force})
+            assert answering.result().status_code == status
+    assert app.status()["models"] == []
+
+
+def test_one_big_model_makes_room_for_the_next_after_its_answers(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    store = MemoryStore(record("m", size_bytes=900), record("n", size_bytes=900), record("small", size_bytes=10))
+    app = start_app(scripted_engine, store=store, big_model_bytes=500)
+    app.http.post("/ostinato/load", json={"model": "small"})
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(app.chat, "!slow 0.5")
+        eventually(lambda: scripted_engine.events("begin"), "the first model answers")
+        app.http.post("/ostinato/load", json={"model": "n"})
+        assert first.result().status_code == 200
+    assert {model["name"] for model in app.status()["models"]} == {"small", "n"}
+
+
+def test_names_that_share_files_share_the_engine(app: RunningApp, scripted_engine: ScriptedEngine) -> None:
+    assert app.http.post("/api/copy", json={"source": "m", "destination": "gpt-4"}).is_success
+    app.chat("x")
+    app.http.post("/v1/chat/completions", json={**chat_body("x"), "model": "gpt-4"})
+    assert len(scripted_engine.events("start")) == 1
+    assert app.http.request("DELETE", "/api/delete", json={"model": "gpt-4"}).json()["freed_bytes"] == 1000
+    assert len(app.status()["models"]) == 1
+    app.http.request("DELETE", "/api/delete", json={"name": "m"})
+    assert app.status()["models"] == []
+
+
+def test_routes_are_passed_through_from_a_loaded_engine(app: RunningApp) -> None:
+    assert app.http.get("/ostinato/routes", params={"model": "m"}).status_code == 400
+    app.chat("x")
+    assert app.http.get("/ostinato/routes", params={"model": "m"}).json() == {"layers": 2}
+
+
+def test_shutdown_is_requested_once_told(app: RunningApp) -> None:
+    assert app.http.post("/ostinato/shutdown", json={}).json() == {"status": "stopping"}
+    assert app.shutdown_requests == [True]
+
+
+# -- pulling ----------------------------------------------------------------------------------------------------------
+
+
+def steps(app: RunningApp, reference: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in app.http.post("/api/pull", json={"model": reference}).text.splitlines()]
+
+
+def test_a_pull_tells_each_step_and_ends_with_success(shared_app: RunningApp) -> None:
+    def script(_: str, on_progress: Any, __: threading.Event) -> None:
+        on_progress(PullProgress("resolving"))
+        time.sleep(0.05)
+        on_progress(PullProgress("downloading", "a.gguf", 5, 10, 5, 20))
+        time.sleep(0.05)
+        on_progress(PullProgress("success"))
+
+    shared_app.store.pull_script = script
+    downloading = {"digest": "a.gguf", "file": "a.gguf", "total": 10, "completed": 5}
+    assert steps(shared_app, "org/repo") == [
+        {"status": "resolving"},
+        {"status": "downloading", **downloading, "all_total": 20, "all_completed": 5},
+        {"status": "success"},
+    ]
+
+
+def test_what_is_known_up_front_fails_with_a_status(shared_app: RunningApp) -> None:
+    def script(_: str, on_progress: Any, __: threading.Event) -> None:
+        on_progress(PullProgress("resolving"))
+        time.sleep(0.05)
+        raise DiskFull("needs 9 GB, 1 GB is free", hint="Free some")
+
+    shared_app.store.pull_script = script
+    answer = shared_app.http.post("/api/pull", json={"model": "org/repo"})
+    assert answer.status_code == 507
+    assert answer.json() == {"error": "needs 9 GB, 1 GB is free", "kind": "disk_full", "hint": "Free some"}
+
+
+def test_a_pull_that_fails_later_ends_with_an_error_line(shared_app: RunningApp) -> None:
+    def script(_: str, on_progress: Any, __: threading.Event) -> None:
+        on_progress(PullProgress("downloading", "a", 1, 2))
+        time.sleep(0.05)
+        raise PullError("the connection broke", hint="Resume it")
+
+    shared_app.store.pull_script = script
+    assert steps(shared_app, "org/repo")[-1] == {
+        "error": "the connection broke",
+        "kind": "pull_error",
+        "hint": "Resume it",
+    }
+
+
+def test_watchers_share_a_pull_and_the_last_to_leave_cancels_it(shared_app: RunningApp) -> None:
+    cancelled, pulls_before = threading.Event(), shared_app.store.pulls
+
+    def script(_: str, on_progress: Any, stop: threading.Event) -> None:
+        on_progress(PullProgress("downloading", "a", 1, 2))
+        if stop.wait(20):
+            cancelled.set()
+
+    shared_app.store.pull_script = script
+    asking: Any = ("POST", f"{shared_app.url}/api/pull")
+    with shared_app.http.stream(*asking, json={"model": "org/repo"}) as first:
+        ours = first.iter_lines()
+        assert next(ours)
+        with httpx.stream(*asking, json={"model": "org/repo"}, trust_env=False) as second:
+            theirs = second.iter_lines()
+            assert next(theirs)
+        assert not cancelled.wait(0.3)
+    assert cancelled.wait(3)
+    assert shared_app.store.pulls - pulls_before == 1
+    shared_app.store.pull_script = lambda *_: None
+    assert steps(shared_app, "org/repo") == [{"status": "success"}]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "./m.gguf", "../m", "~/m.gguf", "file:///m.gguf", "C:\\m.gguf"])
+def test_pull_takes_no_paths_but_add_does(shared_app: RunningApp, path: str) -> None:
+    pulls_before = shared_app.store.pulls
+    assert shared_app.http.post("/api/pull", json={"model": path}).status_code == 400
+    assert shared_app.store.pulls == pulls_before
+    added = shared_app.http.post("/ostinato/add", json={"path": "/models/new.gguf", "name": None})
+    assert added.json()["name"] == "new"
+    assert shared_app.http.post("/ostinato/add", json={"path": "new.gguf"}).status_code == 400
