@@ -1,7 +1,7 @@
 """llama-cpp-python bound to the engine's own libraries, and Ostinato's C interface (`ostinato.h`) beside it.
 
-Serving never comes through here: this is how Python calibrates, verifies, replays and reads models in its own process. The only
-module that imports `llama_cpp`.
+Serving never comes through here: this is how Python calibrates, verifies, replays and reads models in its own process.
+The only module that imports `llama_cpp`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.metadata
+import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostinatod.errors import AbiMismatch, EngineError
+from ostinatod.profiles.residency import ExpertLayout, Residency, hot_lists
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -36,6 +38,48 @@ _MIRRORED_STRUCTS = ("llama_model_params", "llama_context_params", "llama_batch"
 
 class _RouteShape(ctypes.Structure):
     _fields_ = (("n_layers", ctypes.c_int32), ("n_experts", ctypes.c_int32))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (("fingerprint", ctypes.c_char_p), ("residency_file", ctypes.c_char_p))
+
+
+class _ResidencyFacts(ctypes.Structure):
+    _fields_ = (
+        ("fingerprint", ctypes.c_char_p),
+        ("provenance", ctypes.c_char_p),
+        ("generation", ctypes.c_uint64),
+        ("created_at_s", ctypes.c_uint64),
+        ("n_hot", ctypes.c_uint64),
+        ("n_layers", ctypes.c_int32),
+        ("n_experts", ctypes.c_int32),
+    )
+
+
+class _ResidencyStatus(ctypes.Structure):
+    _fields_ = (
+        ("state", ctypes.c_int),
+        ("generation", ctypes.c_uint64),
+        ("n_hot", ctypes.c_uint64),
+        ("pool_bytes", ctypes.c_uint64),
+    )
+
+
+ResidencyState = Literal["none", "applied", "refused"]
+_RESIDENCY_STATES: tuple[ResidencyState, ...] = ("none", "applied", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyStatus:
+    """What a loaded model does with its experts."""
+
+    state: ResidencyState
+    reason: str
+    """Of the last refusal, empty where there was none."""
+    generation: int
+    """Of the set applied, 0 for one without a file; as the other numbers, 0 where none is applied."""
+    n_hot: int
+    pool_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +121,26 @@ class Bindings:
             ctypes.c_void_p,
             ctypes.c_size_t,
         )
+        self._configure = declare("ostinato_configure", ctypes.c_int, ctypes.POINTER(_Config))
+        self._load_residency = declare("ostinato_load_residency", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+        self._parse_residency = declare(
+            "ostinato_parse_residency",
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_void_p),
+        )
+        self._free_residency = declare("ostinato_free_residency", None, ctypes.c_void_p)
+        self._describe_residency = declare("ostinato_describe_residency", _ResidencyFacts, ctypes.c_void_p)
+        self._residency_layers = declare(
+            "ostinato_get_residency_layers", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        )
+        self._residency_hot = declare(
+            "ostinato_get_residency_hot", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        )
+        self._residency_status = declare(
+            "ostinato_get_residency_status", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_ResidencyStatus)
+        )
 
     def count_routes(self, enabled: bool) -> None:
         """Count the routes of models that are loaded from now on."""
@@ -106,9 +170,55 @@ class Bindings:
         flags = np.ascontiguousarray(hot, np.uint8)
         self._check(self._set_residency(model, flags.ctypes.data, flags.size))
 
+    def configure(self, *, fingerprint: str = "", residency_file: Path | None = None) -> None:
+        """Set what models loaded from now on are given: their fingerprint, and a residency file for the first it fits.
+
+        A file that is refused leaves the model on the stock paths; `residency_status` has the reason. Raises
+        EngineError for a fingerprint that is not 64 lowercase hex digits, or a file without one to compare it with.
+        """
+        file = None if residency_file is None else os.fsencode(residency_file)
+        self._check(self._configure(ctypes.byref(_Config(fingerprint.encode(), file))))
+
+    def load_residency(self, model: int, path: Path) -> None:
+        """Make exactly the experts of a residency file hot, before the model's first context is made.
+
+        The model's fingerprint is the one configured when it was loaded. Raises EngineError with the library's reason
+        where the file is not valid, or another model's, or the model cannot be placed that way. Nothing changes then.
+        """
+        self._check(self._load_residency(model, os.fsencode(path)))
+
+    def parse_residency(self, data: bytes) -> Residency:
+        """The residency set in the bytes of a file, as the engine reads it. Raises EngineError with its reason."""
+        handle = ctypes.c_void_p()
+        self._check(self._parse_residency(data, len(data), ctypes.byref(handle)))
+        try:
+            facts = self._describe_residency(handle)
+            layers = np.zeros(facts.n_layers, np.int32)
+            self._check(self._residency_layers(handle, layers.ctypes.data, layers.size))
+            hot = np.zeros((facts.n_layers, facts.n_experts), np.bool_)
+            self._check(self._residency_hot(handle, hot.ctypes.data, hot.size))
+            return Residency(
+                layout=ExpertLayout(facts.fingerprint.decode(), tuple(layers.tolist()), facts.n_experts),
+                generation=facts.generation,
+                created_at_s=facts.created_at_s,
+                provenance=json.loads(facts.provenance),
+                hot=hot_lists(hot),
+            )
+        finally:
+            self._free_residency(handle)
+
+    def residency_status(self, model: int) -> ResidencyStatus:
+        """What the model of this `llama_model *` does with its experts."""
+        status = _ResidencyStatus()
+        self._check(self._residency_status(model, ctypes.byref(status)))
+        reason = self._last_error().decode(errors="replace")
+        return ResidencyStatus(
+            _RESIDENCY_STATES[status.state], reason, status.generation, status.n_hot, status.pool_bytes
+        )
+
     def _check(self, status: int) -> None:
         if status != 0:
-            raise EngineError(self._last_error().decode())
+            raise EngineError(self._last_error().decode(errors="replace"))
 
 
 class _Declaration:
@@ -142,7 +252,7 @@ def load_bindings(library_directory: Path) -> Bindings:
     try:
         llama_cpp = importlib.import_module("llama_cpp")
     except (OSError, RuntimeError, FileNotFoundError) as error:
-        raise AbiMismatch(f"cannot load the engine's libraries in {library_directory}: {error}", hint=_REBUILD) from error
+        raise AbiMismatch(f"cannot load the libraries in {library_directory}: {error}", hint=_REBUILD) from error
     core: Any = importlib.import_module("llama_cpp.llama_cpp")
     library: ctypes.CDLL = core._lib
     check_abi(core, library)

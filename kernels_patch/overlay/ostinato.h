@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 1
+#define OSTINATO_ABI_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,7 +22,9 @@ enum ostinato_status {
     OSTINATO_UNKNOWN_MODEL     = 1, // the model has no experts, or was loaded before this library could see it
     OSTINATO_NOT_COUNTING      = 2, // routes of this model are not counted; the reason is in ostinato_last_error()
     OSTINATO_INVALID_ARGUMENT  = 3,
-    OSTINATO_REFUSED           = 4, // this model cannot be placed that way; the running placement is untouched
+    OSTINATO_REFUSED           = 4, // the file is not valid, or this model cannot be placed that way; the running placement is untouched
+    OSTINATO_NO_RESIDENCY      = 5, // the model has no residency set
+    OSTINATO_NO_MEMORY         = 6,
 };
 
 enum ostinato_phase {
@@ -64,9 +66,75 @@ LLAMA_API enum ostinato_status ostinato_get_route_layers(const struct llama_mode
 LLAMA_API enum ostinato_status ostinato_get_route_counts(
         const struct llama_model * model, enum ostinato_phase phase, uint64_t * counts, size_t n);
 
-// Makes exactly the experts with hot[layer * n_experts + expert] != 0 hot: they are computed from the expert pool in every forward pass,
-// the others by the CPU branch. Call it after loading the model and before making its first context. Refused for layers on a GPU.
+// ---- Residency sets ----------------------------------------------------------------------------------------------------------------
+
+// Of the models that are loaded from now on.
+struct ostinato_config {
+    const char * fingerprint;    // of the model: SHA-256 over its GGUF headers as 64 lowercase hex digits; NULL or "" where it is not known
+    const char * residency_file; // applied to the first model that it fits while it loads; NULL or "" for none. Needs the fingerprint
+};
+
+// Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
+// the reason is in the log and in ostinato_get_residency_status.
+LLAMA_API enum ostinato_status ostinato_configure(const struct ostinato_config * config);
+
+// A residency set in memory: which experts of which model are hot. Never changes after it was made; free it with ostinato_free_residency.
+struct ostinato_residency;
+
+struct ostinato_residency_facts {
+    const char * fingerprint;  // of the model; "" where it is not known. Both texts live as long as the set
+    const char * provenance;   // JSON text of whoever planned the set
+    uint64_t     generation;   // 0: made by ostinato_set_residency, not read from a file
+    uint64_t     created_at_s; // unix time
+    uint64_t     n_hot;
+    int32_t      n_layers;
+    int32_t      n_experts;    // per layer, the largest where layers differ
+};
+
+// Read a residency file (docs/residency-file.md), without comparing it with a model. REFUSED where it is not a valid one.
+LLAMA_API enum ostinato_status ostinato_parse_residency(const void * bytes, size_t size, struct ostinato_residency ** residency);
+LLAMA_API enum ostinato_status ostinato_read_residency (const char * path, struct ostinato_residency ** residency);
+LLAMA_API void                 ostinato_free_residency (struct ostinato_residency * residency); // NULL is fine
+
+LLAMA_API struct ostinato_residency_facts ostinato_describe_residency(const struct ostinato_residency * residency);
+
+// il[n_layers]
+LLAMA_API enum ostinato_status ostinato_get_residency_layers(const struct ostinato_residency * residency, int32_t * il, size_t n);
+
+// hot[n_layers * n_experts]: 1 for a hot expert, else 0.
+LLAMA_API enum ostinato_status ostinato_get_residency_hot(const struct ostinato_residency * residency, uint8_t * hot, size_t n);
+
+// Whether both are the same file: the same experts, generation and provenance.
+LLAMA_API bool ostinato_equal_residency(const struct ostinato_residency * a, const struct ostinato_residency * b);
+
+// OK where the set fits a loaded model, whose fingerprint is the one that was configured when it was loaded. Changes nothing.
+LLAMA_API enum ostinato_status ostinato_check_residency(const struct llama_model * model, const struct ostinato_residency * residency);
+
+// Makes exactly the experts of a file hot: they are computed from the expert pool in every forward pass, the others by the CPU branch.
+// Call it after loading the model and before making its first context. Refused for layers on a GPU and for repacked weights.
+LLAMA_API enum ostinato_status ostinato_load_residency(const struct llama_model * model, const char * path);
+
+// The same with the experts where hot[layer * n_experts + expert] != 0.
 LLAMA_API enum ostinato_status ostinato_set_residency(const struct llama_model * model, const uint8_t * hot, size_t n);
+
+// A copy of the set that the model runs with; NO_RESIDENCY without one.
+LLAMA_API enum ostinato_status ostinato_get_residency(const struct llama_model * model, struct ostinato_residency ** residency);
+
+enum ostinato_residency_state {
+    OSTINATO_RESIDENCY_NONE    = 0, // nobody asked for one
+    OSTINATO_RESIDENCY_APPLIED = 1,
+    OSTINATO_RESIDENCY_REFUSED = 2, // and none was applied before: the model runs on the stock nodes
+};
+
+struct ostinato_residency_status {
+    enum ostinato_residency_state state;
+    uint64_t generation; // of the set applied, as n_hot and pool_bytes; else 0
+    uint64_t n_hot;
+    uint64_t pool_bytes;
+};
+
+// Afterwards ostinato_last_error() is the reason of the last refusal for this model, "" where there was none.
+LLAMA_API enum ostinato_status ostinato_get_residency_status(const struct llama_model * model, struct ostinato_residency_status * status);
 
 #ifdef __cplusplus
 }

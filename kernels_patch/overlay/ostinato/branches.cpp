@@ -10,7 +10,8 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 
-#include <atomic>
+#include <array>
+#include <mutex>
 
 namespace {
 
@@ -52,7 +53,7 @@ bool set_activation(const llm_graph_context & graph, int il, llm_ffn_op_type typ
     }
 }
 
-// An adapter's rows are addressed by expert, the pool's by slot, so a layer with an adapter on its experts keeps the stock nodes.
+// An adapter's rows are addressed by expert, the pool's by slot.
 bool has_adapter(const llm_graph_context & graph, const ostinato_moe_variables & vars) {
     for (const auto & lora : *graph.loras) {
         for (ggml_tensor * weight : { vars.up, vars.gate, vars.down, vars.gate_up }) {
@@ -62,6 +63,67 @@ bool has_adapter(const llm_graph_context & graph, const ostinato_moe_variables &
         }
     }
     return false;
+}
+
+struct expert_variable {
+    ggml_tensor *& variable;
+    const ggml_tensor * ostinato_expert_ffn::* member;
+};
+
+std::array<expert_variable, 11> expert_variables(const ostinato_moe_variables & vars) {
+    using ffn = ostinato_expert_ffn;
+    return {{
+        { vars.up,   &ffn::up   }, { vars.up_b,   &ffn::up_b   }, { vars.up_s,   &ffn::up_s   },
+        { vars.gate, &ffn::gate }, { vars.gate_b, &ffn::gate_b }, { vars.gate_s, &ffn::gate_s },
+        { vars.down, &ffn::down }, { vars.down_b, &ffn::down_b }, { vars.down_s, &ffn::down_s },
+        { vars.gate_up, &ffn::gate_up }, { vars.gate_up_b, &ffn::gate_up_b },
+    }};
+}
+
+// Sets `ffn` to what build_moe_ffn is about to compute with the layer's experts, which need not be all that the loader found: many graphs
+// ignore the scales of a file, for one. Returns why the CPU branch cannot do the same, or nullptr.
+const char * describe(
+        const llm_graph_context & graph, int il, llm_ffn_op_type type_op, const ostinato_layer & layer, const ostinato_moe_variables & vars,
+        ostinato_expert_ffn & ffn) {
+    if (has_adapter(graph, vars)) {
+        return "an adapter changes its experts";
+    }
+    if (vars.ids->ne[0] != layer.k) {
+        return "its graph selects another number of experts than the model's metadata say";
+    }
+    ffn = layer.ffn;
+    for (const auto & [variable, member] : expert_variables(vars)) {
+        if (!variable) {
+            ffn.*member = nullptr;
+        } else if (variable != layer.ffn.*member) {
+            return "its graph computes with other tensors than the layer's experts";
+        }
+    }
+    if (!set_activation(graph, il, type_op, ffn)) {
+        return "the CPU branch does not know its activation";
+    }
+    ffn.weight_before = graph.arch == LLM_ARCH_LLAMA4;
+    return nullptr;
+}
+
+// JOIN reads the description for as long as the model lives, also while another context of the model builds a graph: it is written once.
+// Returns why the layer keeps the stock nodes, or nullptr.
+const char * remember(ostinato_layer & layer, const ostinato_expert_ffn & ffn, const char * reason) {
+    static std::mutex mutex;
+    std::lock_guard<std::mutex> lock(mutex);
+
+    if (!reason && !layer.is_described) {
+        layer.cold         = ffn;
+        layer.is_described = true;
+    }
+    if (!reason && !(layer.cold == ffn)) {
+        reason = "two graphs of the model compute its experts differently";
+    }
+    if (reason && layer.stock_reason != reason) {
+        layer.stock_reason = reason;
+        LLAMA_LOG_WARN("%s: layer %d keeps the stock nodes: %s\n", __func__, layer.il, reason);
+    }
+    return reason;
 }
 
 ggml_tensor * contiguous(const llm_graph_context & graph, ggml_tensor * t) {
@@ -80,12 +142,16 @@ ostinato_published ostinato_publish_layer(
     const bool is_decode = !graph.cparams.embeddings && graph.n_outputs == graph.n_tokens;
     const int32_t phase  = is_decode ? OSTINATO_PHASE_DECODE : OSTINATO_PHASE_PREFILL;
 
-    const bool is_stock = !layer->slots || has_adapter(graph, vars) || !set_activation(graph, il, type_op, layer->ffn);
+    bool is_stock = !layer->slots;
+    if (!is_stock) {
+        ostinato_expert_ffn ffn;
+        const char * reason = describe(graph, il, type_op, *layer, vars, ffn);
+        is_stock = remember(*layer, ffn, reason) != nullptr;
+    }
     if (is_stock) {
         ggml_build_forward_expand(graph.gf, ostinato_publish_counts(graph.ctx0, vars.ids, layer->counts, phase));
         return {};
     }
-    layer->ffn.weight_before = graph.arch == LLM_ARCH_LLAMA4;
 
     ostinato_published out;
     out.layer   = layer;
@@ -94,18 +160,11 @@ ostinato_published ostinato_publish_layer(
     out.handoff = ostinato_publish(graph.ctx0, vars.ids, layer->counts, layer->index_table, layer->zero_slot, phase, &vars.ids);
     ggml_build_forward_expand(graph.gf, out.handoff);
 
-    const auto use = [](ggml_tensor *& variable, const ggml_tensor * slots) { variable = const_cast<ggml_tensor *>(slots); };
-    use(vars.up,      layer->slots->up);
-    use(vars.up_b,    layer->slots->up_b);
-    use(vars.up_s,    layer->slots->up_s);
-    use(vars.gate,    layer->slots->gate);
-    use(vars.gate_b,  layer->slots->gate_b);
-    use(vars.gate_s,  layer->slots->gate_s);
-    use(vars.down,    layer->slots->down);
-    use(vars.down_b,  layer->slots->down_b);
-    use(vars.down_s,  layer->slots->down_s);
-    use(vars.gate_up,   layer->slots->gate_up);
-    use(vars.gate_up_b, layer->slots->gate_up_b);
+    for (const auto & [variable, member] : expert_variables(vars)) {
+        if (variable) {
+            variable = const_cast<ggml_tensor *>(layer->slots->*member);
+        }
+    }
     return out;
 }
 
@@ -114,7 +173,7 @@ ggml_tensor * ostinato_join_layer(const llm_graph_context & graph, ggml_tensor *
         return gpu;
     }
     ggml_tensor * out = ostinato_join(
-        graph.ctx0, contiguous(graph, gpu), published.handoff, published.x, published.weights, &published.layer->ffn);
+        graph.ctx0, contiguous(graph, gpu), published.handoff, published.x, published.weights, &published.layer->cold);
     ggml_build_forward_expand(graph.gf, out);
     return out;
 }

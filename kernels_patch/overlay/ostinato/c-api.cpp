@@ -4,6 +4,8 @@
 
 #include "engine.h"
 
+#include <algorithm>
+#include <exception>
 #include <memory>
 #include <string>
 
@@ -98,17 +100,166 @@ enum ostinato_status ostinato_get_route_counts(
     return status;
 }
 
-enum ostinato_status ostinato_set_residency(const struct llama_model * model, const uint8_t * hot, size_t n) {
-    std::shared_ptr<ostinato_model> entry;
-    ostinato_status status = find(model, entry);
-    if (status == OSTINATO_OK) {
-        status = expect_size("experts", (size_t) entry->counts->n_layers()*entry->counts->n_experts(), n);
+static std::string text_of(const char * text) {
+    return text ? text : "";
+}
+
+// Nothing may be thrown at a caller in C: a residency file of some MiB is the largest thing that is allocated here.
+template <typename F>
+static ostinato_status guarded(F && f) {
+    try {
+        return f();
+    } catch (const std::exception & err) {
+        return fail(OSTINATO_NO_MEMORY, err.what());
     }
+}
+
+static ostinato_status refuse_or_ok(const std::string & reason) {
+    return reason.empty() ? OSTINATO_OK : fail(OSTINATO_REFUSED, reason);
+}
+
+enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
+    return guarded([&] {
+        ostinato_model_config wanted = { text_of(config->fingerprint), text_of(config->residency_file) };
+        if (!wanted.fingerprint.empty() && !ostinato_is_fingerprint(wanted.fingerprint)) {
+            return fail(OSTINATO_INVALID_ARGUMENT, "fingerprint: expected 64 lowercase hex digits, found '" + wanted.fingerprint + "'");
+        }
+        if (!wanted.residency_file.empty() && wanted.fingerprint.empty()) {
+            return fail(OSTINATO_INVALID_ARGUMENT, "fingerprint: expected the model's, which its residency file is compared with, found none");
+        }
+        ostinato_configure_models(std::move(wanted));
+        return OSTINATO_OK;
+    });
+}
+
+enum ostinato_status ostinato_parse_residency(const void * bytes, size_t size, struct ostinato_residency ** residency) {
+    return guarded([&] {
+        auto parsed = std::make_unique<ostinato_residency>();
+        const ostinato_status status = refuse_or_ok(ostinato_parse_residency_bytes(bytes, size, *parsed));
+        if (status == OSTINATO_OK) {
+            *residency = parsed.release();
+        }
+        return status;
+    });
+}
+
+enum ostinato_status ostinato_read_residency(const char * path, struct ostinato_residency ** residency) {
+    return guarded([&] {
+        auto parsed = std::make_unique<ostinato_residency>();
+        const ostinato_status status = refuse_or_ok(ostinato_read_residency_file(text_of(path), *parsed));
+        if (status == OSTINATO_OK) {
+            *residency = parsed.release();
+        }
+        return status;
+    });
+}
+
+void ostinato_free_residency(struct ostinato_residency * residency) {
+    delete residency;
+}
+
+struct ostinato_residency_facts ostinato_describe_residency(const struct ostinato_residency * residency) {
+    return {
+        residency->fingerprint.c_str(), residency->provenance.c_str(), residency->generation, residency->created_at_s,
+        residency->n_hot(), (int32_t) residency->layers.size(), residency->n_experts,
+    };
+}
+
+enum ostinato_status ostinato_get_residency_layers(const struct ostinato_residency * residency, int32_t * il, size_t n) {
+    const ostinato_status status = expect_size("layers", residency->layers.size(), n);
     if (status == OSTINATO_OK) {
-        const std::string reason = ostinato_apply_residency(*entry, hot);
-        if (!reason.empty()) {
-            status = fail(OSTINATO_REFUSED, reason);
+        std::copy(residency->layers.begin(), residency->layers.end(), il);
+    }
+    return status;
+}
+
+enum ostinato_status ostinato_get_residency_hot(const struct ostinato_residency * residency, uint8_t * hot, size_t n) {
+    const ostinato_status status = expect_size("experts", residency->layers.size()*residency->n_experts, n);
+    if (status == OSTINATO_OK) {
+        std::fill_n(hot, n, 0);
+        for (const auto & experts : residency->hot) {
+            for (const int32_t e : experts) {
+                hot[e] = 1;
+            }
+            hot += residency->n_experts;
         }
     }
     return status;
+}
+
+bool ostinato_equal_residency(const struct ostinato_residency * a, const struct ostinato_residency * b) {
+    return *a == *b;
+}
+
+enum ostinato_status ostinato_check_residency(const struct llama_model * model, const struct ostinato_residency * residency) {
+    return guarded([&] {
+        std::shared_ptr<ostinato_model> entry;
+        const ostinato_status status = find(model, entry);
+        return status == OSTINATO_OK ? refuse_or_ok(ostinato_fit_residency(*entry, *residency)) : status;
+    });
+}
+
+enum ostinato_status ostinato_load_residency(const struct llama_model * model, const char * path) {
+    return guarded([&] {
+        std::shared_ptr<ostinato_model> entry;
+        const ostinato_status status = find(model, entry);
+        return status == OSTINATO_OK ? refuse_or_ok(ostinato_apply_residency_file(*entry, text_of(path))) : status;
+    });
+}
+
+enum ostinato_status ostinato_set_residency(const struct llama_model * model, const uint8_t * hot, size_t n) {
+    return guarded([&] {
+        std::shared_ptr<ostinato_model> entry;
+        ostinato_status status = find(model, entry);
+        if (status == OSTINATO_OK) {
+            status = expect_size("experts", (size_t) entry->counts->n_layers()*entry->counts->n_experts(), n);
+        }
+        if (status != OSTINATO_OK) {
+            return status;
+        }
+        auto residency = std::make_shared<ostinato_residency>();
+        residency->fingerprint = entry->fingerprint;
+        residency->provenance  = "{}";
+        residency->n_experts   = entry->counts->n_experts();
+        for (const auto & layer : entry->layers) {
+            std::vector<int32_t> & experts = residency->hot.emplace_back();
+            for (int32_t e = 0; e < layer->n_experts; ++e) {
+                if (hot[e]) {
+                    experts.push_back(e);
+                }
+            }
+            residency->layers.push_back(layer->il);
+            hot += residency->n_experts;
+        }
+        return refuse_or_ok(ostinato_apply_residency(*entry, std::move(residency)));
+    });
+}
+
+enum ostinato_status ostinato_get_residency(const struct llama_model * model, struct ostinato_residency ** residency) {
+    return guarded([&] {
+        const auto entry = ostinato_find_model(model);
+        const auto current = entry ? ostinato_view_residency(*entry).residency : nullptr;
+        if (!current) {
+            return fail(OSTINATO_NO_RESIDENCY, "the model has no residency set");
+        }
+        *residency = new ostinato_residency(*current);
+        return OSTINATO_OK;
+    });
+}
+
+enum ostinato_status ostinato_get_residency_status(const struct llama_model * model, struct ostinato_residency_status * status) {
+    return guarded([&] {
+        *status = { OSTINATO_RESIDENCY_NONE, 0, 0, 0 };
+        const auto entry = ostinato_find_model(model);
+        if (!entry) {
+            return fail(OSTINATO_OK, "");
+        }
+        const ostinato_residency_view view = ostinato_view_residency(*entry);
+        if (view.residency) {
+            *status = { OSTINATO_RESIDENCY_APPLIED, view.residency->generation, view.residency->n_hot(), view.pool_bytes };
+        } else if (!view.refusal.empty()) {
+            status->state = OSTINATO_RESIDENCY_REFUSED;
+        }
+        return fail(OSTINATO_OK, view.refusal);
+    });
 }

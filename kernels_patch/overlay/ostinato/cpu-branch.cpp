@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 static constexpr int64_t ROW_BLOCK = 32; // rows of a weight matrix per unit of work; a block of one expert is tens of KiB
 
@@ -17,25 +18,44 @@ size_t align64(size_t n) {
     return (n + 63) & ~(size_t) 63;
 }
 
+// The type that the row kernel of a weight wants its input in.
+ggml_type input_type(const ggml_tensor * weight) {
+    return ggml_get_type_traits_cpu(weight->type)->vec_dot_type;
+}
+
+// Input rows in one type, `row` bytes each, at an offset into the scratch memory.
+struct quantised_rows {
+    ggml_type type;
+    size_t row;
+    size_t offset;
+
+    quantised_rows(const ggml_tensor * weight, int64_t columns, size_t offset) :
+        type(input_type(weight)), row(align64(ggml_row_size(type, columns))), offset(offset) {}
+};
+
 // Where the scratch memory of a step goes. Routes are numbered as in the hand-off's list of cold routes.
 struct scratch_layout {
-    size_t x_row;     // bytes of one quantised input row
-    size_t h_row;     // bytes of one quantised hidden row
-    size_t x_q;       // offset: quantised inputs, one per token, or per route where the weight multiplies the input
-    size_t gate_up;   // offset: (n_routes, 2*n_ff) f32
-    size_t h_q;       // offset: (n_routes) quantised hidden rows
-    size_t down;      // offset: (n_routes, n_embd) f32
+    quantised_rows x_up;   // inputs of up, or of merged gate and up: one per token, or per route where the weight multiplies the input
+    quantised_rows x_gate; // inputs of gate: the same rows where both weights want the same type
+    quantised_rows h;      // inputs of down, one per route
+    size_t gate_up;        // offset: (n_routes, 2*n_ff) f32
+    size_t down;           // offset: (n_routes, n_out) f32; before that (n_routes, n_in) weighted inputs
     size_t total;
 
-    scratch_layout(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) {
-        const ggml_tensor * first = ffn.gate_up ? ffn.gate_up : ffn.up;
-        x_row   = align64(ggml_row_size(ggml_get_type_traits_cpu(first->type)->vec_dot_type, ffn.n_embd()));
-        h_row   = align64(ggml_row_size(ggml_get_type_traits_cpu(ffn.down->type)->vec_dot_type, ffn.n_ff()));
-        x_q     = 0;
-        gate_up = x_q     + x_row*std::max(n_routes, n_tokens);
-        h_q     = gate_up + align64(n_routes*2*ffn.n_ff()*sizeof(float));
-        down    = h_q     + h_row*n_routes;
-        total   = down    + align64(n_routes*ffn.n_embd()*sizeof(float));
+    scratch_layout(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) :
+        x_up  (ffn.gate_up ? ffn.gate_up : ffn.up, ffn.n_in(), 0),
+        x_gate(ffn.gate    ? ffn.gate : ffn.gate_up ? ffn.gate_up : ffn.up, ffn.n_in(), 0),
+        h     (ffn.down, ffn.n_ff(), 0) {
+        const int64_t n_x = ffn.weight_before ? n_routes : n_tokens;
+        total = x_up.row*n_x;
+        if (x_gate.type != x_up.type) {
+            x_gate.offset = total;
+            total += x_gate.row*n_x;
+        }
+        h.offset = total;
+        gate_up  = h.offset + h.row*n_routes;
+        down     = gate_up  + align64(n_routes*2*ffn.n_ff()*sizeof(float));
+        total    = down     + align64(n_routes*std::max(ffn.n_out(), ffn.weight_before ? ffn.n_in() : 0)*sizeof(float));
     }
 };
 
@@ -78,8 +98,17 @@ float silu(float x) {
     return x/(1.0f + expf(-x));
 }
 
+// ggml's CPU backend looks gelu up in a table of f16; the same roundings here, so that no route depends on its branch.
 float gelu(float x) {
-    return 0.5f*x*(1.0f + tanhf(0.79788456080286535587989211986876f*x*(1.0f + 0.044715f*x*x)));
+    if (x <= -10.0f) {
+        return 0.0f;
+    }
+    if (x >= 10.0f) {
+        return x;
+    }
+    const float r = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x));
+    const float y = 0.5f*r*(1.0f + tanhf(0.79788456080286535587989211986876f*r*(1.0f + 0.044715f*r*r)));
+    return ggml_fp16_to_fp32(ggml_fp32_to_fp16(y));
 }
 
 // h = act(gate, up); without a gate, `gate` is the up projection and `up` is not read.
@@ -98,8 +127,8 @@ void activate(const ostinato_expert_ffn & ffn, const float * gate, const float *
                 h[i] = x/(1.0f + expf(-a*x))*(std::clamp(u, -b, b) + 1.0f);
             } break;
             case OSTINATO_ACT_SITU: {
-                const float x = b > 0.0f ? b*tanhf(u/b) : u;
-                h[i] = a*tanhf(g/a)/(1.0f + expf(-g))*x;
+                const float x = b > 0.0f ? b*tanhf(u*(1.0f/b)) : u;
+                h[i] = a*tanhf(g*(1.0f/a))*(1.0f/(1.0f + expf(-g)))*x;
             } break;
             case OSTINATO_ACT_GELU:         h[i] = gelu(g)*u; break;
             case OSTINATO_ACT_RELU:         h[i] = std::max(g, 0.0f)*u; break;
@@ -155,6 +184,16 @@ void multiply(const ostinato_cold_step & step, const projection & p, const input
 
 } // namespace
 
+bool operator==(const ostinato_expert_ffn & a, const ostinato_expert_ffn & b) {
+    const auto rest = [](const ostinato_expert_ffn & ffn) { return std::tie(ffn.act, ffn.a, ffn.b, ffn.weight_before); };
+    for (const auto & tensor : ostinato_per_expert_tensors) {
+        if (a.*tensor.member != b.*tensor.member) {
+            return false;
+        }
+    }
+    return rest(a) == rest(b);
+}
+
 size_t ostinato_cold_scratch_bytes(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) {
     return scratch_layout(ffn, n_routes, n_tokens).total;
 }
@@ -169,7 +208,7 @@ bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reas
             *reason = "its expert weights are not in plain host memory";
             return false;
         }
-        if (!ggml_get_type_traits_cpu(w->type)->vec_dot) {
+        if (!ggml_get_type_traits_cpu(w->type)->vec_dot || !ggml_get_type_traits_cpu(input_type(w))->from_float) {
             *reason = "the CPU has no row kernel for the type of its expert weights";
             return false;
         }
@@ -181,70 +220,70 @@ bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reas
             return false;
         }
     }
-    // gate and up share one quantised input
-    if (ffn.gate && ggml_get_type_traits_cpu(ffn.gate->type)->vec_dot_type != ggml_get_type_traits_cpu(ffn.up->type)->vec_dot_type) {
-        *reason = "its gate and up weights need differently quantised inputs";
-        return false;
-    }
     return true;
 }
 
 void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threads) {
     const ostinato_expert_ffn & ffn = *step.ffn;
 
-    const int64_t n_embd = ffn.n_embd();
+    const int64_t n_in   = ffn.n_in();
+    const int64_t n_out  = ffn.n_out();
     const int64_t n_ff   = ffn.n_ff();
     const int32_t n_cold = step.handoff.header[ostinato_handoff::N_COLD];
-    const scratch_layout at_offset(ffn, step.handoff.n_routes, step.n_tokens);
+    const scratch_layout layout(ffn, step.handoff.n_routes, step.n_tokens);
 
-    char  * x_q     = step.scratch + at_offset.x_q;
-    float * gate_up = (float *) (step.scratch + at_offset.gate_up); // (n_cold, 2*n_ff)
-    char  * h_q     = step.scratch + at_offset.h_q;
-    float * down    = (float *) (step.scratch + at_offset.down);    // (n_cold, n_embd)
+    float * gate_up = (float *) (step.scratch + layout.gate_up); // (n_cold, 2*n_ff)
+    float * down    = (float *) (step.scratch + layout.down);    // (n_cold, n_out)
 
     const bool has_gate = ffn.gate || ffn.gate_up;
 
-    // 1. inputs in the form the weights' kernels take; the hidden buffer is free until step 3 and holds a weighted input meanwhile
-    const ggml_type x_type = ggml_get_type_traits_cpu((ffn.gate_up ? ffn.gate_up : ffn.up)->type)->vec_dot_type;
+    // 1. inputs in the form the weights' kernels take
+    const auto quantise_input = [&](const float * x, int64_t row) {
+        to_row(layout.x_up.type, x, step.scratch + layout.x_up.offset + row*layout.x_up.row, n_in);
+        if (layout.x_gate.offset != layout.x_up.offset) {
+            to_row(layout.x_gate.type, x, step.scratch + layout.x_gate.offset + row*layout.x_gate.row, n_in);
+        }
+    };
     if (ffn.weight_before) {
         for (int32_t r = ith; r < n_cold; r += n_threads) {
             const int32_t route = step.handoff.cold[r];
-            float * weighted = down + (size_t) r*n_embd;
-            for (int64_t i = 0; i < n_embd; ++i) {
-                weighted[i] = step.x[(route/step.k)*n_embd + i]*step.weights[route];
+            float * weighted = down + (size_t) r*n_in; // free until step 4
+            for (int64_t i = 0; i < n_in; ++i) {
+                weighted[i] = step.x[(route/step.k)*n_in + i]*step.weights[route];
             }
-            to_row(x_type, weighted, x_q + r*at_offset.x_row, n_embd);
+            quantise_input(weighted, r);
         }
     } else {
         for (int32_t t = ith; t < step.n_tokens; t += n_threads) {
-            to_row(x_type, step.x + t*n_embd, x_q + t*at_offset.x_row, n_embd);
+            quantise_input(step.x + t*n_in, t);
         }
     }
     barrier(step.handoff.header, n_threads);
 
     // 2. gate and up
-    const input_rows x = { x_q, at_offset.x_row, ffn.weight_before };
+    const input_rows x_up   = { step.scratch + layout.x_up  .offset, layout.x_up  .row, ffn.weight_before };
+    const input_rows x_gate = { step.scratch + layout.x_gate.offset, layout.x_gate.row, ffn.weight_before };
     if (ffn.gate_up) {
-        multiply(step, { ffn.gate_up, ffn.gate_up_b, ffn.up_s, gate_up, 2*n_ff }, x, ith, n_threads);
+        multiply(step, { ffn.gate_up, ffn.gate_up_b, ffn.up_s, gate_up, 2*n_ff }, x_up, ith, n_threads);
     } else {
-        multiply(step, { ffn.up, ffn.up_b, ffn.up_s, gate_up + (has_gate ? n_ff : 0), 2*n_ff }, x, ith, n_threads);
+        multiply(step, { ffn.up, ffn.up_b, ffn.up_s, gate_up + (has_gate ? n_ff : 0), 2*n_ff }, x_up, ith, n_threads);
         if (ffn.gate) {
-            multiply(step, { ffn.gate, ffn.gate_b, ffn.gate_s, gate_up, 2*n_ff }, x, ith, n_threads);
+            multiply(step, { ffn.gate, ffn.gate_b, ffn.gate_s, gate_up, 2*n_ff }, x_gate, ith, n_threads);
         }
     }
     barrier(step.handoff.header, n_threads);
 
     // 3. activation, in place, and the hidden rows in the form the down weights take
-    const ggml_type h_type = ggml_get_type_traits_cpu(ffn.down->type)->vec_dot_type;
+    char * h_rows = step.scratch + layout.h.offset;
     for (int32_t r = ith; r < n_cold; r += n_threads) {
         float * h = gate_up + (size_t) r*2*n_ff;
         activate(ffn, h, h + n_ff, has_gate, h, n_ff);
-        to_row(h_type, h, h_q + r*at_offset.h_row, n_ff);
+        to_row(layout.h.type, h, h_rows + r*layout.h.row, n_ff);
     }
     barrier(step.handoff.header, n_threads);
 
     // 4. down
-    multiply(step, { ffn.down, ffn.down_b, ffn.down_s, down, n_embd }, { h_q, at_offset.h_row, true }, ith, n_threads);
+    multiply(step, { ffn.down, ffn.down_b, ffn.down_s, down, n_out }, { h_rows, layout.h.row, true }, ith, n_threads);
     barrier(step.handoff.header, n_threads);
 
     // 5. the other branch's output plus this token's cold routes, in the order of their positions. Routes are grouped by expert, so a token's
@@ -258,8 +297,8 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
     }
     barrier(step.handoff.header, n_threads);
     for (int32_t t = ith; t < step.n_tokens; t += n_threads) {
-        float * out = step.out + t*n_embd;
-        memcpy(out, step.gpu + t*n_embd, n_embd*sizeof(float));
+        float * out = step.out + t*n_out;
+        memcpy(out, step.gpu + t*n_out, n_out*sizeof(float));
         for (int32_t i = 0; i < step.k; ++i) {
             const int32_t route = t*step.k + i;
             const int32_t r     = cold_of_route[route];
@@ -267,8 +306,8 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
                 continue;
             }
             const float weight = ffn.weight_before ? 1.0f : step.weights[route];
-            for (int64_t j = 0; j < n_embd; ++j) {
-                out[j] += weight*down[(size_t) r*n_embd + j];
+            for (int64_t j = 0; j < n_out; ++j) {
+                out[j] += weight*down[(size_t) r*n_out + j];
             }
         }
     }

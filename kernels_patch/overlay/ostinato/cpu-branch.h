@@ -2,9 +2,9 @@
 //
 // Products go through ggml's own row kernels (ggml_get_type_traits_cpu: quantise the activations once, then one dot product per row),
 // so the arithmetic of a row is that of ggml's untiled CPU path. Each weight row is read once for all of its routes. Results are already
-// multiplied by the routing weights and summed per token: n_embd floats per token leave the branch, not k * n_embd.
+// multiplied by the routing weights and summed per token: n_out floats per token leave the branch, not k * n_out.
 //
-// Entered by n_threads threads together, as many as the caller has; they meet at a spinning barrier three times. Nothing is allocated. The
+// Entered by n_threads threads together, as many as the caller has; they meet at a spinning barrier five times. Nothing is allocated. The
 // sum over a token's routes runs in the order of their positions, so the result does not depend on the number of threads.
 
 #pragma once
@@ -49,8 +49,24 @@ struct ostinato_expert_ffn {
 
     bool weight_before = false; // the routing weight multiplies the layer's input, not its output
 
-    int64_t n_embd() const { return down->ne[1]; }
-    int64_t n_ff()   const { return down->ne[0]; }
+    int64_t n_in()  const { return (gate_up ? gate_up : up)->ne[0]; }
+    int64_t n_out() const { return down->ne[1]; }
+    int64_t n_ff()  const { return down->ne[0]; }
+};
+
+// The same tensors, activation and order of operations: equal inputs give equal results.
+bool operator==(const ostinato_expert_ffn & a, const ostinato_expert_ffn & b);
+
+// The members of ostinato_expert_ffn that have one entry per expert, and the dimension that counts experts.
+struct ostinato_per_expert {
+    const ggml_tensor * ostinato_expert_ffn::* member;
+    int dim;
+};
+
+inline constexpr ostinato_per_expert ostinato_per_expert_tensors[] = {
+    { &ostinato_expert_ffn::gate,   2 }, { &ostinato_expert_ffn::up,   2 }, { &ostinato_expert_ffn::gate_up,   2 }, { &ostinato_expert_ffn::down,   2 },
+    { &ostinato_expert_ffn::gate_b, 1 }, { &ostinato_expert_ffn::up_b, 1 }, { &ostinato_expert_ffn::gate_up_b, 1 }, { &ostinato_expert_ffn::down_b, 1 },
+    { &ostinato_expert_ffn::gate_s, 0 }, { &ostinato_expert_ffn::up_s, 0 }, { &ostinato_expert_ffn::down_s,    0 },
 };
 
 // One forward pass through the cold experts of one layer.
@@ -60,10 +76,10 @@ struct ostinato_cold_step {
 
     int32_t k;
     int32_t n_tokens;
-    const float * x;         // (n_tokens, n_embd), contiguous
+    const float * x;         // (n_tokens, n_in), contiguous
     const float * weights;   // (n_tokens, k), contiguous
-    const float * gpu;       // (n_tokens, n_embd), contiguous: the other branch's output, added to the sum
-    float       * out;       // (n_tokens, n_embd), contiguous; may not overlap gpu
+    const float * gpu;       // (n_tokens, n_out), contiguous: the other branch's output, added to the sum
+    float       * out;       // (n_tokens, n_out), contiguous; may not overlap gpu
     char        * scratch;   // ostinato_cold_scratch_bytes(), aligned to 64 bytes
 };
 

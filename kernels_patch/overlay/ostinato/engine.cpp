@@ -18,8 +18,10 @@ namespace {
 struct registry {
     std::shared_mutex mutex;
     std::atomic<bool> enabled { false };
+    ostinato_model_config config;
     std::unordered_map<const llama_model *, std::shared_ptr<ostinato_model>> models;
     std::unordered_map<const ggml_tensor *, ostinato_layer *> layers; // by up or merged gate and up weight
+    const llama_model * configured_model = nullptr; // the one that took the configured residency file
 };
 
 registry & get_registry() {
@@ -57,6 +59,88 @@ bool device_runs_our_operators(ggml_backend_dev_t dev) {
     return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "CUDA") == 0;
 }
 
+std::string refuse(const std::string & field, const std::string & expected, const std::string & found) {
+    return field + ": expected " + expected + ", found " + found;
+}
+
+// Why a model's experts cannot be split between two branches, or "".
+std::string refuse_model(const ostinato_model & model) {
+    if (!model.counts) {
+        return model.reason;
+    }
+    for (const auto & layer : model.layers) {
+        const std::string where = "layer " + std::to_string(layer->il);
+        if (ggml_backend_dev_type(layer->device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return where + " is on " + ggml_backend_dev_name(layer->device) + ": this build computes two branches on the CPU only";
+        }
+        const char * reason = nullptr;
+        if (!ostinato_cold_supported(layer->ffn, &reason)) {
+            return where + ": " + reason + "; weights that the CPU backend repacks stay plain with --no-repack";
+        }
+    }
+    return "";
+}
+
+std::string swap_pool(ostinato_model & model, std::shared_ptr<const ostinato_residency> residency) {
+    std::vector<ostinato_pool_layer> sources;
+    for (size_t i = 0; i < model.layers.size(); ++i) {
+        const ostinato_layer & layer = *model.layers[i];
+        sources.push_back({ &layer.ffn, residency->hot[i], layer.n_experts, layer.k });
+    }
+    std::unique_ptr<ostinato_expert_pool> pool;
+    try {
+        pool = std::make_unique<ostinato_expert_pool>(sources, ggml_backend_dev_buffer_type(model.layers[0]->device));
+    } catch (const std::exception & err) {
+        return std::string("no memory for the expert pool: ") + err.what();
+    }
+
+    std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
+    for (size_t i = 0; i < model.layers.size(); ++i) {
+        model.layers[i]->slots       = &pool->slots(i);
+        model.layers[i]->index_table = pool->index_table(i);
+        model.layers[i]->zero_slot   = pool->zero_slot(i);
+    }
+    model.pool      = std::move(pool);
+    model.residency = std::move(residency);
+    model.refusal.clear();
+    return "";
+}
+
+std::string remember_refusal(ostinato_model & model, std::string reason) {
+    if (!reason.empty()) {
+        std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
+        model.refusal = reason;
+    }
+    return reason;
+}
+
+// A process loads the model it serves before a draft model, but only the layout tells them apart for certain: the configured file goes to
+// the first model that it fits, and to no other while that one is loaded.
+void apply_configured_file(const llama_model & model, ostinato_model & entry) {
+    registry & reg = get_registry();
+    std::string path;
+    {
+        std::shared_lock<std::shared_mutex> lock(reg.mutex);
+        if (reg.config.residency_file.empty()) {
+            return;
+        }
+        if (reg.configured_model) {
+            LLAMA_LOG_WARN("%s: the residency file belongs to a model loaded before this one, which keeps the stock nodes\n", __func__);
+            return;
+        }
+        path = reg.config.residency_file;
+    }
+    const std::string reason = ostinato_apply_residency_file(entry, path);
+    if (!reason.empty()) {
+        LLAMA_LOG_WARN("%s: residency file refused, the model keeps the stock nodes: %s\n", __func__, reason.c_str());
+        return;
+    }
+    std::unique_lock<std::shared_mutex> lock(reg.mutex);
+    reg.configured_model = &model;
+    LLAMA_LOG_INFO("%s: residency generation %llu: %zu experts hot, pool of %.2f MiB\n", __func__,
+        (unsigned long long) entry.residency->generation, entry.residency->n_hot(), entry.pool->bytes()/1024.0/1024.0);
+}
+
 } // namespace
 
 std::shared_ptr<ostinato_model> ostinato_find_model(const llama_model * model) {
@@ -80,11 +164,18 @@ void ostinato_register_models(bool enabled) {
 void ostinato_model_loaded(const llama_model & model) {
     registry & reg = get_registry();
     // a model without memory is a measuring pass that never computes
-    if (!reg.enabled.load() || model.hparams.no_alloc) {
+    if (model.hparams.no_alloc) {
         return;
     }
 
     auto entry = std::make_shared<ostinato_model>();
+    {
+        std::shared_lock<std::shared_mutex> lock(reg.mutex);
+        if (!reg.enabled.load() && reg.config.residency_file.empty()) {
+            return;
+        }
+        entry->fingerprint = reg.config.fingerprint;
+    }
     std::vector<ostinato_counted_layer> counted;
     for (size_t il = 0; il < model.layers.size(); ++il) {
         const ggml_tensor * experts = key_of(model.layers[il]);
@@ -123,13 +214,16 @@ void ostinato_model_loaded(const llama_model & model) {
         entry->layers.clear();
     }
 
-    std::unique_lock<std::shared_mutex> lock(reg.mutex);
-    for (size_t i = 0; i < entry->layers.size(); ++i) {
-        ostinato_layer * layer = entry->layers[i].get();
-        layer->counts = entry->counts->counters((int32_t) i);
-        reg.layers[key_of(model.layers[layer->il])] = layer;
+    {
+        std::unique_lock<std::shared_mutex> lock(reg.mutex);
+        for (size_t i = 0; i < entry->layers.size(); ++i) {
+            ostinato_layer * layer = entry->layers[i].get();
+            layer->counts = entry->counts->counters((int32_t) i);
+            reg.layers[key_of(model.layers[layer->il])] = layer;
+        }
+        reg.models[&model] = entry;
     }
-    reg.models[&model] = std::move(entry);
+    apply_configured_file(model, *entry);
 }
 
 void ostinato_model_freed(const llama_model & model) {
@@ -138,46 +232,78 @@ void ostinato_model_freed(const llama_model & model) {
     if (reg.models.erase(&model) == 0) {
         return;
     }
+    if (reg.configured_model == &model) {
+        reg.configured_model = nullptr;
+    }
     for (const llama_layer & layer : model.layers) {
         reg.layers.erase(key_of(layer));
     }
 }
 
-std::string ostinato_apply_residency(ostinato_model & model, const uint8_t * hot) {
-    std::vector<ostinato_pool_layer> sources;
-    const size_t stride = model.counts->n_experts();
+void ostinato_configure_models(ostinato_model_config config) {
+    registry & reg = get_registry();
+    std::unique_lock<std::shared_mutex> lock(reg.mutex);
+    reg.config = std::move(config);
+}
+
+std::string ostinato_fit_residency(const ostinato_model & model, const ostinato_residency & residency) {
+    const std::string reason = refuse_model(model);
+    if (!reason.empty()) {
+        return reason;
+    }
+    const bool is_file = residency.generation > 0; // a set made in memory is its maker's word
+    if (is_file && model.fingerprint.empty()) {
+        return refuse("fingerprint", "the model's own to compare with", "none: configure it before the model is loaded");
+    }
+    if (is_file && residency.fingerprint != model.fingerprint) {
+        return refuse("fingerprint", model.fingerprint, residency.fingerprint);
+    }
+    if (residency.layers.size() != model.layers.size()) {
+        return refuse("layers", std::to_string(model.layers.size()), std::to_string(residency.layers.size()));
+    }
+    if (residency.n_experts != model.counts->n_experts()) {
+        return refuse("experts", std::to_string(model.counts->n_experts()), std::to_string(residency.n_experts));
+    }
     for (size_t i = 0; i < model.layers.size(); ++i) {
         const ostinato_layer & layer = *model.layers[i];
-        const std::string where = "layer " + std::to_string(layer.il);
-        if (ggml_backend_dev_type(layer.device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
-            return where + " is on " + ggml_backend_dev_name(layer.device) + ": this build computes two branches on the CPU only";
+        if (residency.layers[i] != layer.il) {
+            return refuse("layer entry " + std::to_string(i), "layer " + std::to_string(layer.il), "layer " + std::to_string(residency.layers[i]));
         }
-        const char * reason = nullptr;
-        if (!ostinato_cold_supported(layer.ffn, &reason)) {
-            return where + ": " + reason;
+        if (!residency.hot[i].empty() && residency.hot[i].back() >= layer.n_experts) {
+            return refuse("layer " + std::to_string(layer.il), "experts below " + std::to_string(layer.n_experts),
+                std::to_string(residency.hot[i].back()));
         }
-        ostinato_pool_layer source = { &layer.ffn, {}, layer.n_experts, layer.k };
-        for (int32_t e = 0; e < layer.n_experts; ++e) {
-            if (hot[i*stride + e]) {
-                source.hot.push_back(e);
-            }
-        }
-        sources.push_back(std::move(source));
     }
-
-    std::unique_ptr<ostinato_expert_pool> pool;
-    try {
-        pool = std::make_unique<ostinato_expert_pool>(sources, ggml_backend_dev_buffer_type(model.layers[0]->device));
-    } catch (const std::exception & err) {
-        return std::string("no memory for the expert pool: ") + err.what();
-    }
-
-    std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
-    for (size_t i = 0; i < model.layers.size(); ++i) {
-        model.layers[i]->slots       = &pool->slots(i);
-        model.layers[i]->index_table = pool->index_table(i);
-        model.layers[i]->zero_slot   = pool->zero_slot(i);
-    }
-    model.pool = std::move(pool);
     return "";
+}
+
+std::string ostinato_apply_residency(ostinato_model & model, std::shared_ptr<const ostinato_residency> residency) {
+    std::string reason = ostinato_fit_residency(model, *residency);
+    if (reason.empty()) {
+        reason = swap_pool(model, std::move(residency));
+    }
+    return remember_refusal(model, std::move(reason));
+}
+
+std::string ostinato_apply_residency_file(ostinato_model & model, const std::string & path) {
+    try {
+        auto residency = std::make_shared<ostinato_residency>();
+        std::string reason = ostinato_read_residency_file(path, *residency);
+        if (!reason.empty()) {
+            return remember_refusal(model, std::move(reason));
+        }
+        reason = ostinato_apply_residency(model, std::move(residency));
+        return reason.empty() ? "" : remember_refusal(model, path + ": " + reason);
+    } catch (const std::exception & err) {
+        return remember_refusal(model, path + ": " + err.what());
+    }
+}
+
+ostinato_residency_view ostinato_view_residency(const ostinato_model & model) {
+    std::shared_lock<std::shared_mutex> lock(get_registry().mutex);
+    ostinato_residency_view view;
+    view.residency  = model.residency;
+    view.pool_bytes = model.pool ? model.pool->bytes() : 0;
+    view.refusal    = model.refusal;
+    return view;
 }

@@ -2,28 +2,12 @@
 
 #include "expert-pool.h"
 
-#include <array>
+#include <iterator>
 #include <new>
-
-// The tensors of an FFN that have one entry per expert in their last used dimension.
-static std::array<const ggml_tensor * ostinato_expert_ffn::*, 11> per_expert_tensors() {
-    return {
-        &ostinato_expert_ffn::gate,   &ostinato_expert_ffn::up,   &ostinato_expert_ffn::gate_up,   &ostinato_expert_ffn::down,
-        &ostinato_expert_ffn::gate_b, &ostinato_expert_ffn::up_b, &ostinato_expert_ffn::gate_up_b, &ostinato_expert_ffn::down_b,
-        &ostinato_expert_ffn::gate_s, &ostinato_expert_ffn::up_s, &ostinato_expert_ffn::down_s,
-    };
-}
-
-// The dimension that counts experts: 2 of a weight, 1 of a bias, 0 of a scale.
-static int expert_dim(const ggml_tensor * t, int32_t n_experts) {
-    const int dim = t->ne[2] > 1 ? 2 : t->ne[1] > 1 ? 1 : 0;
-    GGML_ASSERT(t->ne[dim] == n_experts);
-    return dim;
-}
 
 ostinato_expert_pool::ostinato_expert_pool(const std::vector<ostinato_pool_layer> & sources, ggml_backend_buffer_type_t buft) {
     ctx.reset(ggml_init({
-        /*.mem_size   =*/ sources.size()*(per_expert_tensors().size() + 1)*ggml_tensor_overhead(),
+        /*.mem_size   =*/ sources.size()*(std::size(ostinato_per_expert_tensors) + 1)*ggml_tensor_overhead(),
         /*.mem_buffer =*/ nullptr,
         /*.no_alloc   =*/ true,
     }));
@@ -33,13 +17,13 @@ ostinato_expert_pool::ostinato_expert_pool(const std::vector<ostinato_pool_layer
         entry e;
         e.slots     = *source.ffn;
         e.zero_slot = (int32_t) source.hot.size();
-        for (const auto member : per_expert_tensors()) {
+        for (const auto & [member, dim] : ostinato_per_expert_tensors) {
             const ggml_tensor * experts = source.ffn->*member;
             if (!experts) {
                 continue;
             }
             int64_t ne[GGML_MAX_DIMS] = { experts->ne[0], experts->ne[1], experts->ne[2], experts->ne[3] };
-            ne[expert_dim(experts, source.n_experts)] = n_slots;
+            ne[dim] = n_slots;
             ggml_tensor * slots = ggml_new_tensor(ctx.get(), experts->type, GGML_MAX_DIMS, ne);
             ggml_format_name(slots, "%s (pool)", experts->name);
             e.slots.*member = slots;
@@ -58,12 +42,12 @@ ostinato_expert_pool::ostinato_expert_pool(const std::vector<ostinato_pool_layer
     std::vector<char> expert;
     for (size_t i = 0; i < sources.size(); ++i) {
         const ostinato_pool_layer & source = sources[i];
-        for (const auto member : per_expert_tensors()) {
+        for (const auto & [member, dim] : ostinato_per_expert_tensors) {
             const ggml_tensor * experts = source.ffn->*member;
             if (!experts) {
                 continue;
             }
-            const size_t bytes = experts->nb[expert_dim(experts, source.n_experts)];
+            const size_t bytes = experts->nb[dim];
             expert.resize(bytes);
             for (size_t slot = 0; slot < source.hot.size(); ++slot) {
                 ggml_backend_tensor_get(experts, expert.data(), source.hot[slot]*bytes, bytes);

@@ -2,7 +2,7 @@
 // server-routes.h).
 //
 //   function                     called from                                               inert when
-//   ostinato_model_loaded        llama_model_load, after all tensors are in place           route counting is off
+//   ostinato_model_loaded        llama_model_load, after all tensors are in place           nothing is counted or configured
 //   ostinato_model_freed         ~llama_model, first                                        the model was never registered
 //   ostinato_publish_layer       build_moe_ffn, after the router's nodes are in the graph   the layer was never registered
 //   ostinato_join_layer          build_moe_ffn, before its output is named                  the layer has no residency set

@@ -10,12 +10,27 @@
 
 #include <atomic>
 #include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <vector>
 
 static std::atomic<bool> enabled { false };
 
-// Set on the loading thread when a model is ready; the server accepts no request before that.
-static std::atomic<const llama_model *> served_model { nullptr };
+// The server accepts no request before its model is loaded. It says that a model is ready only after it has slept, so the model is asked for;
+// a sleeping server is about to free what it would answer with, or has done so.
+static struct {
+    std::mutex mutex;
+    const server_context * server = nullptr;
+    bool is_asleep = false;
+} served;
+
+// The model that the server serves, nullptr while it sleeps.
+static const llama_model * served_model() {
+    std::lock_guard<std::mutex> lock(served.mutex);
+    const llama_context * ctx = served.is_asleep ? nullptr : served.server->get_llama_context();
+    return ctx ? llama_get_model(ctx) : nullptr;
+}
 
 void ostinato_enable_server_routes() {
     enabled.store(true);
@@ -28,18 +43,44 @@ static server_http_res_ptr respond(const json & body, int status = 200) {
     return res;
 }
 
+static server_http_res_ptr respond_error(int status, const char * type, const std::string & message, const json & more = json::object()) {
+    json body = more;
+    body["error"] = {
+        { "message", message },
+        { "type",    type },
+        { "code",    status },
+    };
+    return respond(body, status);
+}
+
+static json describe_residency(const llama_model * model) {
+    ostinato_residency_status status = { OSTINATO_RESIDENCY_NONE, 0, 0, 0 };
+    ostinato_get_residency_status(model, &status);
+    const char * state = status.state == OSTINATO_RESIDENCY_APPLIED ? "applied" : status.state == OSTINATO_RESIDENCY_REFUSED ? "refused" : "none";
+    return {
+        { "state",       state },
+        { "reason",      ostinato_last_error() },
+        { "generation",  status.generation },
+        { "hot_experts", status.n_hot },
+        { "pool_bytes",  status.pool_bytes },
+    };
+}
+
 static server_http_res_ptr get_status(const server_http_req &) {
+    const llama_model * model = served_model();
     ostinato_route_shape shape = { 0, 0 };
-    const bool is_counting = ostinato_get_route_shape(served_model.load(), &shape) == OSTINATO_OK;
+    const bool is_counting = ostinato_get_route_shape(model, &shape) == OSTINATO_OK;
+    const std::string reason = is_counting ? "" : ostinato_last_error();
     return respond({
         { "abi",          ostinato_abi_version() },
         { "llama_commit", ostinato_llama_commit() },
         { "route_counting", {
             { "enabled",   is_counting },
-            { "reason",    is_counting ? "" : ostinato_last_error() },
+            { "reason",    reason },
             { "n_layers",  shape.n_layers },
             { "n_experts", shape.n_experts },
         }},
+        { "residency", describe_residency(model) },
     });
 }
 
@@ -56,15 +97,11 @@ static json rows(const std::vector<uint64_t> & counts, int32_t n_experts) {
 }
 
 static server_http_res_ptr get_routes(const server_http_req &) {
-    const llama_model * model = served_model.load();
+    const llama_model * model = served_model();
 
     ostinato_route_shape shape = { 0, 0 };
     if (ostinato_get_route_shape(model, &shape) != OSTINATO_OK) {
-        return respond({{ "error", {
-            { "message", std::string("routes are not counted: ") + ostinato_last_error() },
-            { "type",    "not_supported_error" },
-            { "code",    501 },
-        }}}, 501);
+        return respond_error(501, "not_supported_error", std::string("routes are not counted: ") + ostinato_last_error());
     }
     std::vector<int32_t>  layers (shape.n_layers);
     std::vector<uint64_t> prefill((size_t) shape.n_layers*shape.n_experts);
@@ -81,19 +118,111 @@ static server_http_res_ptr get_routes(const server_http_req &) {
     });
 }
 
+struct residency_deleter {
+    void operator()(ostinato_residency * residency) const { ostinato_free_residency(residency); }
+};
+
+using residency_ptr = std::unique_ptr<ostinato_residency, residency_deleter>;
+
+// The set in use, nullptr without one.
+static residency_ptr current_residency() {
+    ostinato_residency * residency = nullptr;
+    ostinato_get_residency(served_model(), &residency);
+    return residency_ptr(residency);
+}
+
+static std::vector<uint8_t> hot_flags(const ostinato_residency & residency) {
+    const ostinato_residency_facts facts = ostinato_describe_residency(&residency);
+    std::vector<uint8_t> hot((size_t) facts.n_layers*facts.n_experts);
+    ostinato_get_residency_hot(&residency, hot.data(), hot.size());
+    return hot;
+}
+
+static server_http_res_ptr get_residency(const server_http_req &) {
+    const residency_ptr residency = current_residency();
+    if (!residency) {
+        return respond_error(404, "not_found_error", ostinato_last_error());
+    }
+    const ostinato_residency_facts facts = ostinato_describe_residency(residency.get());
+    std::vector<int32_t> layers(facts.n_layers);
+    ostinato_get_residency_layers(residency.get(), layers.data(), layers.size());
+
+    const std::vector<uint8_t> flags = hot_flags(*residency);
+    json hot = json::array();
+    for (int32_t i = 0; i < facts.n_layers; ++i) {
+        json experts = json::array();
+        for (int32_t e = 0; e < facts.n_experts; ++e) {
+            if (flags[(size_t) i*facts.n_experts + e]) {
+                experts.push_back(e);
+            }
+        }
+        hot.push_back(std::move(experts));
+    }
+    return respond({
+        { "generation",  facts.generation },
+        { "created_at",  facts.created_at_s },
+        { "fingerprint", facts.fingerprint },
+        { "layers",      layers },
+        { "n_experts",   facts.n_experts },
+        { "hot",         hot },
+        { "provenance",  facts.provenance },
+    });
+}
+
+// What applying `next` would change; both fit the model. Without a set in use no expert is hot.
+static json compare(const ostinato_residency * current, const ostinato_residency & next) {
+    const std::vector<uint8_t> then = hot_flags(next);
+    const std::vector<uint8_t> now  = current ? hot_flags(*current) : std::vector<uint8_t>(then.size(), 0);
+    int64_t become_hot  = 0;
+    int64_t become_cold = 0;
+    for (size_t i = 0; i < then.size(); ++i) {
+        become_hot  += then[i] > now[i];
+        become_cold += then[i] < now[i];
+    }
+    const uint64_t generation = current ? ostinato_describe_residency(current).generation : 0;
+    return {
+        { "generation",  json::array({ generation, ostinato_describe_residency(&next).generation }) },
+        { "become_hot",  become_hot },
+        { "become_cold", become_cold },
+    };
+}
+
+static server_http_res_ptr post_residency(const server_http_req & req) {
+    const json body = json::parse_no_throw(req.body);
+    if (body.is_discarded() || !body.is_object() || !body.contains("path") || !body.at("path").is_string()) {
+        return respond_error(400, "invalid_request_error", "expected {\"path\": FILE}");
+    }
+    ostinato_residency * read = nullptr;
+    const bool is_valid = ostinato_read_residency(body.at("path").get<std::string>().c_str(), &read) == OSTINATO_OK;
+    const residency_ptr next(read);
+    if (!is_valid || ostinato_check_residency(served_model(), next.get()) != OSTINATO_OK) {
+        return respond_error(422, "invalid_residency_file", ostinato_last_error());
+    }
+    const residency_ptr current = current_residency();
+    const json more = {{ "would_change", compare(current.get(), *next) }};
+    if (current && ostinato_equal_residency(current.get(), next.get())) {
+        return respond(more);
+    }
+    return respond_error(409, "restart_required", "the file fits the model: restart the engine to apply it", more);
+}
+
 void ostinato_add_server_routes(server_http_context & http, server_context & server) {
     if (!enabled.load()) {
         return;
     }
-    http.get("/ostinato/status", get_status);
-    http.get("/ostinato/routes", get_routes);
+    http.get ("/ostinato/status",    get_status);
+    http.get ("/ostinato/routes",    get_routes);
+    http.get ("/ostinato/residency", get_residency);
+    http.post("/ostinato/residency", post_residency);
 
-    server.set_state_callback([&server](server_state state, json payload) {
-        if (state == SERVER_STATE_READY) {
-            served_model.store(llama_get_model(server.get_llama_context()));
-        } else if (state == SERVER_STATE_LOADING) {
+    served.server = &server;
+    server.set_state_callback([](server_state state, json payload) {
+        if (state == SERVER_STATE_LOADING) {
             printf("ostinato-load %.4f\n", json_value(payload, "value", 0.0));
             fflush(stdout);
+            return;
         }
+        std::lock_guard<std::mutex> lock(served.mutex);
+        served.is_asleep = state == SERVER_STATE_SLEEPING;
     });
 }

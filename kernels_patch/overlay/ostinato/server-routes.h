@@ -1,7 +1,14 @@
 // Ostinato's HTTP routes inside the engine process. They listen where the server listens: on a socket that only the daemon can reach.
 //
-//   GET /ostinato/status   {"abi","llama_commit","route_counting":{"enabled","reason","n_layers","n_experts"}}
-//   GET /ostinato/routes   {"layers":[il, ...],"n_experts","prefill":[[...], ...],"decode":[[...], ...]}, routes since the model was loaded
+//   GET  /ostinato/status     {"abi","llama_commit",
+//                              "route_counting":{"enabled","reason","n_layers","n_experts"},
+//                              "residency":{"state":"none"|"applied"|"refused","reason","generation","hot_experts","pool_bytes"}}
+//   GET  /ostinato/routes     {"layers":[il, ...],"n_experts","prefill":[[...], ...],"decode":[[...], ...]}, since the model was loaded
+//   GET  /ostinato/residency  {"generation","created_at","fingerprint","layers":[il, ...],"n_experts","hot":[[expert, ...], ...],
+//                              "provenance": text}; 404 without a residency set
+//   POST /ostinato/residency  {"path"}: the set of that file compared with the one in use. 200 when they are the same, 422 with the reason
+//                             when the file does not fit the model, 409 when it does: it takes a restart with --ostinato-residency to
+//                             apply it. 200 and 409 carry "would_change":{"generation":[now, then],"become_hot","become_cold"}.
 //
 // While a model loads, the process writes lines "ostinato-load <share between 0 and 1>" to standard output.
 
