@@ -121,7 +121,7 @@ const char * remember(ostinato_layer & layer, const ostinato_expert_ffn & ffn, c
     }
     if (reason && layer.stock_reason != reason) {
         layer.stock_reason = reason;
-        LLAMA_LOG_WARN("%s: layer %d keeps the stock nodes: %s\n", __func__, layer.il, reason);
+        LLAMA_LOG_WARN("ostinato_publish_layer: layer %d keeps the stock nodes: %s\n", layer.il, reason);
     }
     return reason;
 }

@@ -28,7 +28,7 @@ CONTEXT_TYPE_MTP = 1
 """LLAMA_CONTEXT_TYPE_MTP"""
 
 Output = Literal["logits", "embeddings", "draft"]
-"""What is compared: logits, the embeddings of a model that has no others, or the logits of its multi-token predictor."""
+"""What is compared: logits, the embeddings of a model that has no others, or the logits of its draft layer."""
 
 
 class Model:
@@ -135,8 +135,8 @@ def main(libraries: str, model_path: str, out: str) -> None:
                 model.place(hot[placement])
             return model.evaluate(text_tokens(core, model.vocab), n_threads=n_threads)
 
-    placements = ("stock", "all_hot", "all_cold", "half", "random")
-    np.savez(out, random_1_thread=logits("random", n_threads=1), **{name: logits(name) for name in placements})
+    results: dict[str, Any] = {name: logits(name) for name in ("stock", "all_hot", "all_cold", "half", "random")}
+    np.savez(out, random_1_thread=logits("random", n_threads=1), **results)
 
 
 if __name__ == "__main__":
