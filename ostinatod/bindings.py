@@ -29,6 +29,9 @@ ABI_VERSION = 2
 BINDINGS_VERSION = "0.3.36"
 """The llama-cpp-python release whose sdist the engine is built from."""
 
+LLAMA_CPP_COMMIT = "0c1e57098"
+"""The llama.cpp commit inside that sdist."""
+
 _LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _REBUILD = "Run `ostinato engine build` to build the engine and its bindings anew."
 
@@ -260,13 +263,21 @@ def load_bindings(library_directory: Path) -> Bindings:
 
 
 def check_abi(core: Any, library: Any) -> None:
-    """Compares the library's ABI version and structure sizes with the ctypes mirrors in `core`; raises AbiMismatch."""
+    """Compares the library's ABI version, commit and structure sizes with ours and the ctypes mirrors in `core`.
+
+    Raises AbiMismatch with what was expected and found.
+    """
     try:
         found = library.ostinato_abi_version()
     except AttributeError as error:
         raise AbiMismatch("the library carries no Ostinato interface", hint=_REBUILD) from error
     if found != ABI_VERSION:
         raise AbiMismatch(f"expected ABI version {ABI_VERSION}, found {found}", hint=_REBUILD)
+    commit_of = library.ostinato_llama_commit
+    commit_of.restype = ctypes.c_char_p
+    commit = commit_of().decode()
+    if commit != LLAMA_CPP_COMMIT:
+        raise AbiMismatch(f"expected llama.cpp {LLAMA_CPP_COMMIT}, the library is {commit}", hint=_REBUILD)
     sizeof = library.ostinato_sizeof
     sizeof.restype = ctypes.c_size_t
     for number, name in enumerate(_MIRRORED_STRUCTS):

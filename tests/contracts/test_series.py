@@ -72,6 +72,8 @@ def test_the_test_that_a_patch_names_exists(patch: Path) -> None:
 
 
 def test_bindings_and_pin_name_the_same_release() -> None:
-    from ostinatod.bindings import BINDINGS_VERSION
+    from ostinatod.bindings import BINDINGS_VERSION, LLAMA_CPP_COMMIT
 
-    assert f"llama-cpp-python {BINDINGS_VERSION} " in (KERNELS_PATCH / "UPSTREAM").read_text()
+    pin = (KERNELS_PATCH / "UPSTREAM").read_text()
+    assert f"llama-cpp-python {BINDINGS_VERSION} " in pin
+    assert f"llama.cpp {LLAMA_CPP_COMMIT}\n" in pin
