@@ -34,6 +34,12 @@ SCRIPTED_DIGEST = "5c" * 32
 PATIENCE_S = 20.0
 
 
+def pytest_configure() -> None:
+    """Tests interrupt programs they start; pytest run in the background would hand them SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S, every_s: float = 0.02) -> Any:
     """The first true value of `condition`; fails the test if there is none in time."""
     ends_at = time.monotonic() + within_s
