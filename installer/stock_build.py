@@ -1,7 +1,7 @@
 """libllama and ggml of the pinned source as it is, without patches and overlay: what the engine is compared with.
 
 Made by the same CMake project with the same flags, so that any difference in results is ours. Kept beside the engine
-builds, under the digest of the pin and the toolchain.
+builds, under the digest of the pin, the toolchain and the project, whose place CMake's build tree remembers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from ostinatod.installer.upstream import read_upstream
 
 def build_stock(report: Report) -> Path:
     """The directory with the stock libraries for the CPU, compiled unless they are there. Raises EngineBuildError."""
-    upstream = read_upstream(kernels_patch_dir() / "UPSTREAM")
+    project = kernels_patch_dir()
+    upstream = read_upstream(project / "UPSTREAM")
     toolchain = find_toolchain()
     cache = BuildCache(locations.engine_cache_dir())
-    digest = digest_of(upstream.sha256, *toolchain.identity, *cpu_identity())
+    lists = (project / "CMakeLists.txt").read_text(encoding="utf-8")
+    digest = digest_of(upstream.sha256, str(project), lists, *toolchain.identity, *cpu_identity())
     work = cache.root / f"stock-{digest[:12]}"
     build = work / "build"
     log = locations.log_dir() / "stock-build.log"
@@ -38,7 +40,7 @@ def build_stock(report: Report) -> Path:
                 "CMAKE_BUILD_TYPE=Release",
                 *toolchain.launcher_definitions("C", "CXX"),
             ]
-            configure(kernels_patch_dir(), build, toolchain, definitions, log)
+            configure(project, build, toolchain, definitions, log)
             compile_targets(build, toolchain, ("llama",), default_jobs(), log, report)
             (work / "complete").touch()
     return build / "bin"
