@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,15 +31,31 @@ from ostinatod.loaded import BIG_MODEL_BYTES, Places
 from tests.fakes.memory_store import MemoryStore, record
 
 SCRIPTED_ENGINE = Path(__file__).parent / "fakes" / "engine.py"
-TINY_MODEL = Path(__file__).parents[1] / "ostinatod" / "models" / "tiny-moe-MXFP4.gguf"
 SCRIPTED_DIGEST = "5c" * 32
 PATIENCE_S = 20.0
 
 
-def pytest_configure() -> None:
-    """Tests interrupt programs they start; pytest run in the background would hand them SIGINT ignored."""
+_BASE = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes what tests start independent of how pytest was started, and how often.
+
+    Tests interrupt programs they start; pytest run in the background would hand them SIGINT ignored. And sockets below
+    `tmp_path` need short paths: pytest's own base grows by a digit with its hundredth run on a machine.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.option.basetemp is None:
+        config.stash[_BASE] = Path(tempfile.mkdtemp(prefix="ost-"))
+        config.option.basetemp = str(config.stash[_BASE])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the base of `tmp_path` that was made here."""
+    if base := config.stash.get(_BASE, None):
+        shutil.rmtree(base, ignore_errors=True)
 
 
 def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S, every_s: float = 0.02) -> Any:
@@ -48,6 +66,22 @@ def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIEN
             return value
         time.sleep(every_s)
     pytest.fail(f"not within {within_s:g} s: {what}")
+
+
+def wait_until_healthy(
+    process: subprocess.Popen[bytes], http: httpx.Client, output: Path, who: str, within_s: float = PATIENCE_S
+) -> None:
+    """Returns once `/health` succeeds; fails the test with the end of `output` if the process ends instead."""
+
+    def is_up() -> bool:
+        if process.poll() is not None:
+            pytest.fail(f"{who} ended: {output.read_text()[-3000:]}")
+        try:
+            return http.get("/health").is_success
+        except httpx.TransportError:
+            return False
+
+    eventually(is_up, f"{who} is up", within_s)
 
 
 def processes_in_group(group: int) -> list[int]:
@@ -256,15 +290,7 @@ def start_daemon(tmp_path: Path) -> Iterator[StartDaemon]:
             daemon = RunningDaemon(process, url, home, http)
             stack.callback(daemon.stop)
 
-            def is_up() -> bool:
-                if process.poll() is not None:
-                    pytest.fail(f"the daemon ended: {(home / 'output').read_text()}")
-                try:
-                    return http.get("/health").is_success
-                except httpx.TransportError:
-                    return False
-
-            eventually(is_up, "the daemon answers")
+            wait_until_healthy(process, http, home / "output", "the daemon")
             return daemon
 
         yield start

@@ -14,9 +14,10 @@ import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.installer.stock_build import build_stock
+from ostinatod.models import bundled_file
 
 WORKERS = Path(__file__).parent / "workers"
-MODEL = Path(__file__).parents[2] / "ostinatod" / "models" / "tiny-moe-MXFP4.gguf"
+MODEL = bundled_file()
 
 RunWorker = Callable[..., Any]
 

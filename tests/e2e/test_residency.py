@@ -20,7 +20,7 @@ from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.profiles.gguf_model import fingerprint, read_model
 from ostinatod.profiles.residency import ExpertLayout, Residency, encode_residency, write_residency
 from ostinatod.store import ModelStore
-from tests.conftest import eventually
+from tests.conftest import wait_until_healthy
 from tests.e2e.conftest import MODEL, RunWorker
 from tests.e2e.workers.residency_file import N_MUTANTS
 
@@ -75,16 +75,7 @@ def running_engine(build: EngineBuild, directory: Path, *flags: str) -> Iterator
         stack.callback(process.terminate)
         transport = httpx.HTTPTransport(uds=str(socket))
         http = stack.enter_context(httpx.Client(transport=transport, base_url="http://engine", timeout=60))
-
-        def is_ready() -> bool:
-            if process.poll() is not None:
-                pytest.fail(f"the engine ended: {log.read_text()[-3000:]}")
-            try:
-                return http.get("/health").is_success
-            except httpx.TransportError:
-                return False
-
-        eventually(is_ready, "the engine is ready", within_s=60)
+        wait_until_healthy(process, http, log, "the engine", within_s=60)
         yield RunningEngine(http, log)
 
 
