@@ -7,6 +7,7 @@ The only module that imports `llama_cpp`.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import importlib.metadata
 import json
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from ostinatod.errors import AbiMismatch, EngineError
 from ostinatod.profiles.residency import ExpertLayout, Residency, hot_lists
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -44,7 +45,38 @@ class _RouteShape(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    _fields_ = (("fingerprint", ctypes.c_char_p), ("residency_file", ctypes.c_char_p))
+    _fields_ = (
+        ("fingerprint", ctypes.c_char_p),
+        ("residency_file", ctypes.c_char_p),
+        ("two_branches", ctypes.c_bool),
+        ("pool_bytes", ctypes.c_uint64),
+        ("margin_bytes", ctypes.c_uint64),
+        ("pin_bytes", ctypes.c_uint64),
+        ("n_threads", ctypes.c_int32),
+        ("timeout_ms", ctypes.c_uint32),
+        ("upload_tokens", ctypes.c_uint32),
+        ("upload_all_tokens", ctypes.c_uint32),
+    )
+
+
+class _DeviceStatus(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 32),
+        ("is_gpu", ctypes.c_bool),
+        ("pool_capacity", ctypes.c_uint64),
+        ("pool_used", ctypes.c_uint64),
+        ("n_published", ctypes.c_uint64),
+        ("n_cold", ctypes.c_uint64),
+        ("waited_ns", ctypes.c_uint64),
+        ("n_cpu", ctypes.c_uint64),
+        ("cpu_busy_ns", ctypes.c_uint64),
+        ("n_uploaded", ctypes.c_uint64),
+        ("uploaded_bytes", ctypes.c_uint64),
+        ("staging_bytes", ctypes.c_uint64),
+        ("cpu_row_bytes_per_s", ctypes.c_double),
+        ("cpu_rows_bytes_per_s", ctypes.c_double),
+        ("link_bytes_per_s", ctypes.c_double),
+    )
 
 
 class _ResidencyFacts(ctypes.Structure):
@@ -83,6 +115,54 @@ class ResidencyStatus:
     """Of the set applied, 0 for one without a file; as the other numbers, 0 where none is applied."""
     n_hot: int
     pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """How models loaded from now on divide their experts. Zero stands for the engine's own choice.
+
+    two_branches     divide them also without a residency set; none is hot at first
+    pool_bytes       most memory of each GPU for hot experts
+    margin_bytes     memory of each GPU that stays free
+    pin_bytes        most host memory to page-lock for cold experts
+    n_threads        of the CPU branch of layers on GPUs; the first model of a process decides
+    timeout_ms       the longest wait of a GPU for the CPU branch
+    upload_tokens    passes of so many tokens may upload cold experts
+    upload_all_tokens  in passes of so many, the CPU branch gets only what cannot be uploaded
+    """
+
+    two_branches: bool = False
+    pool_bytes: int = 0
+    margin_bytes: int = 0
+    pin_bytes: int = 0
+    n_threads: int = 0
+    timeout_ms: int = 0
+    upload_tokens: int = 0
+    upload_all_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """One device with layers of a model. Counted since the model was loaded: steps of layers with cold routes, cold
+    routes, and the time the GPU waited for the CPU branch; 0 on a CPU."""
+
+    name: str
+    is_gpu: bool
+    pool_capacity: int
+    """bytes"""
+    pool_used: int
+    """bytes"""
+    published: int
+    cold_routes: int
+    waited_ns: int
+    cpu_routes: int
+    cpu_busy_ns: int
+    uploaded: int
+    uploaded_bytes: int
+    staging_bytes: int
+    cpu_row_bytes_per_s: float
+    cpu_rows_bytes_per_s: float
+    link_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +225,15 @@ class Bindings:
             "ostinato_get_residency_status", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_ResidencyStatus)
         )
 
+        self._device_status = declare(
+            "ostinato_get_device_status",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.POINTER(_DeviceStatus),
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
+        )
+
     def count_routes(self, enabled: bool) -> None:
         """Count the routes of models that are loaded from now on."""
         self._set_count_routes(enabled)
@@ -166,24 +255,31 @@ class Bindings:
         return RouteCounts(layers, *phases)
 
     def set_residency(self, model: int, hot: NDArray[np.bool_]) -> None:
-        """Make exactly the experts of `hot` (L, E) hot, before the model's first context is made.
+        """Make exactly the experts of `hot` (L, E) hot, between two passes.
 
-        Raises EngineError with the library's reason when the model cannot be placed that way.
+        A model whose experts are not divided yet must not have a context. With layers on GPUs the set waits for the
+        first context. Raises EngineError with the library's reason when the model cannot be placed that way.
         """
         flags = np.ascontiguousarray(hot, np.uint8)
         self._check(self._set_residency(model, flags.ctypes.data, flags.size))
 
-    def configure(self, *, fingerprint: str = "", residency_file: Path | None = None) -> None:
+    def configure(
+        self,
+        *,
+        fingerprint: str = "",
+        residency_file: Path | None = None,
+        placement: PlacementOptions = PlacementOptions(),
+    ) -> None:
         """Set what models loaded from now on are given: their fingerprint, and a residency file for the first it fits.
 
         A file that is refused leaves the model on the stock paths; `residency_status` has the reason. Raises
         EngineError for a fingerprint that is not 64 lowercase hex digits, or a file without one to compare it with.
         """
         file = None if residency_file is None else os.fsencode(residency_file)
-        self._check(self._configure(ctypes.byref(_Config(fingerprint.encode(), file))))
+        self._check(self._configure(ctypes.byref(_Config(fingerprint.encode(), file, *dataclasses.astuple(placement)))))
 
     def load_residency(self, model: int, path: Path) -> None:
-        """Make exactly the experts of a residency file hot, before the model's first context is made.
+        """Make exactly the experts of a residency file hot, as `set_residency` does.
 
         The model's fingerprint is the one configured when it was loaded. Raises EngineError with the library's reason
         where the file is not valid, or another model's, or the model cannot be placed that way. Nothing changes then.
@@ -218,6 +314,17 @@ class Bindings:
         return ResidencyStatus(
             _RESIDENCY_STATES[status.state], reason, status.generation, status.n_hot, status.pool_bytes
         )
+
+    def device_status(self, model: int) -> list[DeviceStatus]:
+        """The devices of a model whose experts are divided between two branches; none where they are not."""
+        found = ctypes.c_size_t()
+        self._check(self._device_status(model, None, 0, ctypes.byref(found)))
+        devices = (_DeviceStatus * found.value)()
+        self._check(self._device_status(model, devices, found.value, ctypes.byref(found)))
+        return [
+            DeviceStatus(d.name.decode(), *(getattr(d, name) for name, _ in _DeviceStatus._fields_[1:]))
+            for d in devices
+        ]
 
     def _check(self, status: int) -> None:
         if status != 0:

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 2
+#define OSTINATO_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -72,6 +72,14 @@ LLAMA_API enum ostinato_status ostinato_get_route_counts(
 struct ostinato_config {
     const char * fingerprint;    // of the model: SHA-256 over its GGUF headers as 64 lowercase hex digits; NULL or "" where it is not known
     const char * residency_file; // applied to the first model that it fits while it loads; NULL or "" for none. Needs the fingerprint
+    bool two_branches;           // divide experts between two branches also without a residency file: on GPUs as many as fit are hot at first
+    uint64_t pool_bytes;         // most memory of each GPU for the expert pool; 0: what is left
+    uint64_t margin_bytes;       // memory of each GPU that stays free; 0: 1 GiB
+    uint64_t pin_bytes;          // most host memory to page-lock for cold experts; 0: no limit
+    int32_t  n_threads;          // of the CPU branch of layers on GPUs, one number per process; 0: one per physical core, less one
+    uint32_t timeout_ms;         // the longest wait for the CPU branch; 0: 20 s
+    uint32_t upload_tokens;      // passes of so many tokens may upload cold experts; 0: never
+    uint32_t upload_all_tokens;  // in passes of so many, the CPU branch gets only what cannot be uploaded; 0: never
 };
 
 // Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
@@ -135,6 +143,29 @@ struct ostinato_residency_status {
 
 // Afterwards ostinato_last_error() is the reason of the last refusal for this model, "" where there was none.
 LLAMA_API enum ostinato_status ostinato_get_residency_status(const struct llama_model * model, struct ostinato_residency_status * status);
+
+// One device that has layers of the model. Figures since the model was loaded.
+struct ostinato_device_status {
+    char     name[32];
+    bool     is_gpu;
+    uint64_t pool_capacity; // bytes
+    uint64_t pool_used;     // bytes
+    uint64_t n_published;   // steps of layers that had cold routes; 0 on a CPU, as the next two
+    uint64_t n_cold;        // cold routes
+    uint64_t waited_ns;     // by the GPU for the CPU branch
+    uint64_t n_cpu;         // cold routes that the CPU branch computed
+    uint64_t cpu_busy_ns;   // by the CPU branch, from seeing a request to its answer
+    uint64_t n_uploaded;    // experts
+    uint64_t uploaded_bytes;
+    uint64_t staging_bytes;
+    double   cpu_row_bytes_per_s;  // measured speeds: of the CPU branch with one row per expert,
+    double   cpu_rows_bytes_per_s; // with 16 rows,
+    double   link_bytes_per_s;     // and of uploads; 0 where nothing was measured
+};
+
+// Fills devices[0 .. n - 1] and sets `n_devices` to how many there are, 0 where the experts are not divided.
+LLAMA_API enum ostinato_status ostinato_get_device_status(
+    const struct llama_model * model, struct ostinato_device_status * devices, size_t n, size_t * n_devices);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 
 #include "ostinato/expert-pool.h"
 #include "ostinato/ops.h"
+#include "ostinato/row-kernels.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -15,6 +16,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
@@ -208,6 +210,18 @@ double nmse(const std::vector<float> & values, const std::vector<double> & refer
     return error/total;
 }
 
+ostinato_host_expert host_expert(const ostinato_expert_ffn & ffn, int32_t expert) {
+    const auto at = [expert](const ggml_tensor * t) { return t ? (const char *) t->data + expert*t->nb[2] : nullptr; };
+    return { at(ffn.gate), at(ffn.up), at(ffn.gate_up), at(ffn.down) };
+}
+
+ostinato_expert_pool make_pool(const std::vector<ostinato_pool_layer> & layers, const ostinato_expert_pool::hot_sets & hot) {
+    const ostinato_pool_memory memory = { ggml_backend_cpu_buffer_type() };
+    ostinato_expert_pool pool(layers, memory, ostinato_expert_pool::bytes_for(layers, hot, memory));
+    pool.set_hot(hot, [&](size_t layer, int32_t expert) { return host_expert(*layers[layer].ffn, expert); });
+    return pool;
+}
+
 struct result {
     std::vector<int32_t> words; // of PUBLISH alone, before JOIN uses the memory again
     std::vector<int32_t> counts;
@@ -218,10 +232,8 @@ result run(fixture & f, const std::vector<int32_t> & routes, const std::set<int3
     const shape & s = f.s;
     f.set_ids(routes);
     memset(f.counts->data, 0, ggml_nbytes(f.counts));
-    const std::vector<ostinato_pool_layer> layers = {
-        { &f.ffn, std::vector<int32_t>(hot.begin(), hot.end()), (int32_t) s.n_experts, (int32_t) s.k },
-    };
-    const ostinato_expert_pool pool(layers, ggml_backend_cpu_buffer_type());
+    const ostinato_expert_pool pool = make_pool({ { &f.ffn, (int32_t) s.n_experts, (int32_t) s.k } }, { std::vector<int32_t>(hot.begin(), hot.end()) });
+    const ostinato_layer_ops ops = { pool.index_table(0), pool.zero_slot(0), &f.ffn, nullptr, 0 };
 
     ggml_backend_ptr backend(ggml_backend_cpu_init());
     ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
@@ -229,9 +241,9 @@ result run(fixture & f, const std::vector<int32_t> & routes, const std::set<int3
         ggml_context_ptr ctx(ggml_init({ 32*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
         ggml_tensor * ids = ggml_view_2d(ctx.get(), f.ids, s.k, s.n_tokens, f.ids->nb[1], 0);
         ggml_tensor * slot_ids = nullptr;
-        ggml_tensor * node = ostinato_publish(ctx.get(), ids, f.counts, pool.index_table(0), pool.zero_slot(0), 1, &slot_ids);
+        ggml_tensor * node = ostinato_publish(ctx.get(), ops, ids, f.counts, f.x, f.weights, 1, &slot_ids);
         if (join) {
-            node = ostinato_join(ctx.get(), f.gpu, node, f.x, f.weights, &f.ffn);
+            node = ostinato_join(ctx.get(), ops, f.gpu, node, f.x, f.weights);
         }
         ggml_cgraph * graph = ggml_new_graph(ctx.get());
         ggml_build_forward_expand(graph, node);
@@ -415,9 +427,112 @@ void check_types() {
     }
 }
 
+// Any sequence of sets leaves the pool as a new one with the last set, but for the order of slots; zeros included.
+void check_pool_moves() {
+    std::mt19937 random(5);
+    std::vector<std::unique_ptr<fixture>> fixtures;
+    std::vector<ostinato_pool_layer> layers;
+    for (int i = 0; i < 4; ++i) {
+        shape s;
+        s.n_experts = 6 + i;
+        s.n_ff      = 32 << i;
+        s.biases    = i % 2 == 1;
+        s.merged    = i == 2;
+        fixtures.push_back(std::make_unique<fixture>(s));
+        layers.push_back({ &fixtures.back()->ffn, (int32_t) s.n_experts, i % 2 == 0 ? (int32_t) s.k : 0 });
+    }
+    ostinato_expert_pool::hot_sets all;
+    for (const auto & layer : layers) {
+        all.emplace_back();
+        for (int32_t e = 0; e < layer.n_experts; ++e) {
+            all.back().push_back(e);
+        }
+    }
+    const ostinato_pool_memory memory = { ggml_backend_cpu_buffer_type() };
+    ostinato_expert_pool pool(layers, memory, ostinato_expert_pool::bytes_for(layers, all, memory));
+    for (int round = 0; round < 200; ++round) {
+        ostinato_expert_pool::hot_sets hot = all;
+        for (auto & experts : hot) {
+            std::shuffle(experts.begin(), experts.end(), random);
+            experts.resize(random() % (experts.size() + 1));
+        }
+        pool.set_hot(hot, [&](size_t layer, int32_t expert) { return host_expert(*layers[layer].ffn, expert); });
+        for (size_t i = 0; i < layers.size(); ++i) {
+            const int32_t * table = (const int32_t *) pool.index_table(i)->data;
+            std::set<int32_t> slots;
+            for (int32_t e = 0; e < layers[i].n_experts; ++e) {
+                const bool is_hot = std::find(hot[i].begin(), hot[i].end(), e) != hot[i].end();
+                if (is_hot != (table[e] >= 0) || (is_hot && (table[e] >= (int32_t) hot[i].size() || !slots.insert(table[e]).second))) {
+                    fail("round %d, layer %zu: expert %d has slot %d", round, i, e, table[e]);
+                    return;
+                }
+            }
+            for (const auto & [member, dim] : ostinato_per_expert_tensors) {
+                const ggml_tensor * slots_of = pool.slots(i).*member;
+                const ggml_tensor * experts  = layers[i].ffn->*member;
+                if (!experts) {
+                    continue;
+                }
+                const size_t bytes = experts->nb[dim];
+                for (const int32_t e : hot[i]) {
+                    if (memcmp((const char *) slots_of->data + table[e]*bytes, (const char *) experts->data + e*bytes, bytes) != 0) {
+                        fail("round %d, layer %zu: expert %d is not in its slot", round, i, e);
+                        return;
+                    }
+                }
+                const std::vector<char> zeros(layers[i].n_zero_slots*bytes, 0);
+                if (memcmp((const char *) slots_of->data + hot[i].size()*bytes, zeros.data(), zeros.size()) != 0) {
+                    fail("round %d, layer %zu: a zero slot is not zero", round, i);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+// Our kernels against ggml's: the same integers, other orders of summing. Does nothing where this CPU has none of ours.
+void check_row_kernels() {
+    const int64_t columns = 1024;
+    std::mt19937 random(9);
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    for (const ggml_type type : { GGML_TYPE_MXFP4, GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K }) {
+        const ostinato_row_kernel ours  = ostinato_find_row_kernel(type, columns);
+        const ostinato_row_kernel ggmls = ostinato_find_row_kernel(type, columns, true);
+        std::vector<float> values(columns);
+        std::generate(values.begin(), values.end(), [&] { return normal(random); });
+        std::vector<char> weight(ggml_row_size(type, columns));
+        ggml_quantize_chunk(type, values.data(), weight.data(), 0, 1, columns, nullptr);
+        for (int n_x = 1; n_x <= 9; ++n_x) {
+            std::vector<std::vector<char>> rows[2];
+            std::vector<const char *> x[2];
+            for (int i = 0; i < n_x; ++i) {
+                std::generate(values.begin(), values.end(), [&] { return normal(random); });
+                int k = 0;
+                for (const ostinato_row_kernel & kernel : { ours, ggmls }) {
+                    rows[k].emplace_back(ostinato_input_row_bytes(kernel, columns));
+                    ostinato_input_row(kernel, values.data(), rows[k].back().data(), columns);
+                    x[k].push_back(rows[k].back().data());
+                    ++k;
+                }
+            }
+            std::vector<float> out[2] = { std::vector<float>(n_x), std::vector<float>(n_x) };
+            ostinato_dot_rows(ours,  columns, out[0].data(), weight.data(), x[0].data(), n_x);
+            ostinato_dot_rows(ggmls, columns, out[1].data(), weight.data(), x[1].data(), n_x);
+            for (int i = 0; i < n_x; ++i) {
+                if (!(std::fabs(out[0][i] - out[1][i]) <= 2e-5f*std::sqrt((float) columns))) {
+                    fail("%s: %d rows: expected %g, found %g", ggml_type_name(type), n_x, out[1][i], out[0][i]);
+                }
+            }
+        }
+    }
+}
+
 } // namespace
 
 int main() {
+    ggml_cpu_init(); // the tables that ggml's row kernels read
+    check_pool_moves();
+    check_row_kernels();
     check_sets_and_ids();
     check_forms();
     check_types();

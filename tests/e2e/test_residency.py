@@ -137,28 +137,51 @@ def test_a_file_is_applied_at_the_start_and_changes_no_answer(
     }
 
 
-def test_a_running_engine_says_what_a_file_would_change_and_changes_nothing(
-    start_engine: StartEngine, tmp_path: Path
+def test_a_running_engine_swaps_its_experts_and_keeps_what_it_has_read(
+    start_engine: StartEngine, stock_answer: str, tmp_path: Path
 ) -> None:
-    in_use, valid, cut, foreign = (tmp_path / name for name in ("in-use", "valid", "cut", "foreign"))
+    in_use, valid = tmp_path / "in-use", tmp_path / "valid"
     write_residency(in_use, HALF_HOT)
     write_residency(valid, replace(ALL_HOT, generation=9))
+    engine = start_engine(*PLAIN_WEIGHTS, *residency_flags(in_use))
+    before = engine.residency()
+    assert (before["generation"], before["hot_experts"]) == (4, 256)
+    story = " ".join(["The order was delivered late."] * 20)
+    first = engine.http.post("/completion", json={"prompt": story, "n_predict": 1}).json()["timings"]
+    assert first["prompt_n"] > 100
+
+    same = engine.post(in_use)
+    unchanged = {"generation": [4, 4], "become_hot": 0, "become_cold": 0}
+    assert (same.status_code, same.json()) == (
+        200,
+        {"generation": 4, "moved": 0, "swap_ms": 0.0, "changed": unchanged},
+    )
+    swapped = engine.post(valid)
+    assert swapped.status_code == 200
+    told = swapped.json()
+    assert (told["generation"], told["moved"]) == (9, 256)
+    assert told["changed"] == {"generation": [4, 9], "become_hot": 256, "become_cold": 0}
+    assert told["swap_ms"] > 0
+    after = engine.residency()
+    assert (after["state"], after["generation"], after["hot_experts"]) == ("applied", 9, 512)
+
+    second = engine.http.post("/completion", json={"prompt": story + " Why?", "n_predict": 1}).json()["timings"]
+    assert second["prompt_n"] < 10
+    assert engine.answer() == stock_answer
+    assert engine.post(in_use).json()["changed"] == {"generation": [9, 4], "become_hot": 0, "become_cold": 256}
+    assert engine.answer()
+
+
+def test_a_running_engine_refuses_what_does_not_fit_and_keeps_its_set(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    in_use, cut, foreign = (tmp_path / name for name in ("in-use", "cut", "foreign"))
+    write_residency(in_use, HALF_HOT)
     cut.write_bytes(encode_residency(ALL_HOT)[:-1])
     write_residency(foreign, replace(ALL_HOT, layout=replace(LAYOUT, fingerprint="00" * 32)))
     engine = start_engine(*PLAIN_WEIGHTS, *residency_flags(in_use))
     before = engine.residency()
-    assert before["hot_experts"] == 256
-    engine.answer()
-
-    same = engine.post(in_use)
-    assert (same.status_code, same.json()) == (
-        200,
-        {"would_change": {"generation": [4, 4], "become_hot": 0, "become_cold": 0}},
-    )
-    new = engine.post(valid)
-    assert new.status_code == 409
-    assert "restart the engine to apply it" in new.json()["error"]["message"]
-    assert new.json()["would_change"] == {"generation": [4, 9], "become_hot": 256, "become_cold": 0}
+    answer = engine.answer()
     for path, expected in (
         (cut, "file: expected "),
         (foreign, "fingerprint: expected "),
@@ -170,6 +193,33 @@ def test_a_running_engine_says_what_a_file_would_change_and_changes_nothing(
     for body in ("{", "[]", "{}", '{"path": 3}'):
         assert engine.http.post("/ostinato/residency", content=body).status_code == 400
     assert engine.residency() == before
+    assert engine.answer() == answer
+
+
+def test_an_engine_on_the_stock_nodes_says_what_a_file_would_change_and_asks_for_a_restart(
+    start_engine: StartEngine, tmp_path: Path
+) -> None:
+    valid = tmp_path / "valid"
+    write_residency(valid, replace(ALL_HOT, generation=9))
+    engine = start_engine(*PLAIN_WEIGHTS, "--ostinato-fingerprint", LAYOUT.fingerprint)
+    new = engine.post(valid)
+    assert new.status_code == 409
+    assert "restart the engine" in new.json()["error"]["message"]
+    assert new.json()["would_change"] == {"generation": [0, 9], "become_hot": 512, "become_cold": 0}
+    assert engine.residency()["state"] == "none"
+
+
+def test_an_engine_may_divide_its_experts_before_any_is_hot(
+    start_engine: StartEngine, stock_answer: str, tmp_path: Path
+) -> None:
+    valid = tmp_path / "valid"
+    write_residency(valid, ALL_HOT)
+    flags = ("--ostinato-branches", "--ostinato-fingerprint", LAYOUT.fingerprint, "--no-warmup")
+    engine = start_engine(*PLAIN_WEIGHTS, *flags)
+    assert engine.residency()["state"] == "none"
+    assert engine.answer()
+    assert engine.post(valid).json()["moved"] == 512
+    assert engine.answer() == stock_answer
 
 
 def other_layout(**change: Any) -> bytes:
@@ -243,6 +293,8 @@ def test_a_draft_model_of_the_same_layout_does_not_take_the_file_of_its_target(
         (("--ostinato-residency", "/nowhere"), "--ostinato-fingerprint: expected the model's"),
         (("--ostinato-fingerprint", "AB"), "--ostinato-fingerprint: expected 64 lowercase hex digits, found 'AB'"),
         (("--ostinato-residency",), "--ostinato-residency: expected a value after it"),
+        (("--ostinato-pool-mib", "much"), "--ostinato-pool-mib: expected a number from 0 to 2147483647, found 'much'"),
+        (("--ostinato-threads", "-1"), "--ostinato-threads: expected a number from 0 to 2147483647, found '-1'"),
     ],
 )
 def test_a_flag_that_cannot_be_meant_ends_the_engine_at_once(

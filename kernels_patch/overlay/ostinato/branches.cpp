@@ -126,6 +126,14 @@ const char * remember(ostinato_layer & layer, const ostinato_expert_ffn & ffn, c
     return reason;
 }
 
+ostinato_layer_ops ops_of(const ostinato_layer & layer, int64_t n_tokens) {
+    const ostinato_placement & placement = *layer.placement;
+    return {
+        placement.index_table(layer.index), placement.zero_slot(layer.index), &layer.cold, placement.mailbox(layer.index),
+        placement.mailbox_layer(layer.index), placement.staging(layer.index, n_tokens) != nullptr,
+    };
+}
+
 ggml_tensor * contiguous(const llm_graph_context & graph, ggml_tensor * t) {
     return ggml_is_contiguous(t) ? t : ggml_cont(graph.ctx0, t);
 }
@@ -142,7 +150,8 @@ ostinato_published ostinato_publish_layer(
     const bool is_decode = !graph.cparams.embeddings && graph.n_outputs == graph.n_tokens;
     const int32_t phase  = is_decode ? OSTINATO_PHASE_DECODE : OSTINATO_PHASE_PREFILL;
 
-    bool is_stock = !layer->slots;
+    ostinato_placement * placement = layer->placement;
+    bool is_stock = !placement;
     if (!is_stock) {
         ostinato_expert_ffn ffn;
         const char * reason = describe(graph, il, type_op, *layer, vars, ffn);
@@ -153,27 +162,80 @@ ostinato_published ostinato_publish_layer(
         return {};
     }
 
+    placement->reserve(graph.n_tokens);
+
     ostinato_published out;
     out.layer   = layer;
     out.x       = contiguous(graph, x);
     out.weights = contiguous(graph, weights);
-    out.handoff = ostinato_publish(graph.ctx0, vars.ids, layer->counts, layer->index_table, layer->zero_slot, phase, &vars.ids);
+    ggml_build_forward_expand(graph.gf, out.x);
+    ggml_build_forward_expand(graph.gf, out.weights);
+    out.ids     = vars.ids;
+    out.handoff = ostinato_publish(graph.ctx0, ops_of(*layer, graph.n_tokens), vars.ids, layer->counts, out.x, out.weights, phase, &vars.ids);
     ggml_build_forward_expand(graph.gf, out.handoff);
 
+    const ostinato_expert_ffn & slots = placement->slots(layer->index);
     for (const auto & [variable, member] : expert_variables(vars)) {
         if (variable) {
-            variable = const_cast<ggml_tensor *>(layer->slots->*member);
+            variable = const_cast<ggml_tensor *>(slots.*member);
         }
     }
     return out;
+}
+
+// The stock nodes' experts over the staging buffer, for what the upload path brought; nullptr where the layer has no upload path. Activations other than
+// these leave their cold routes to the CPU branch.
+static ggml_tensor * staged_branch(const llm_graph_context & graph, ggml_tensor * gpu, const ostinato_published & published) {
+    const ostinato_layer & layer = *published.layer;
+    const ostinato_expert_ffn * staging = layer.placement->staging(layer.index, graph.n_tokens);
+    if (!staging) {
+        return nullptr;
+    }
+    ggml_context * ctx = graph.ctx0;
+    ggml_tensor * ids = ostinato_stage(ctx, ops_of(layer, graph.n_tokens), published.ids, published.handoff, gpu);
+    ggml_build_forward_expand(graph.gf, ids);
+
+    const auto product = [&](const ggml_tensor * weight, ggml_tensor * in) { return ggml_mul_mat_id(ctx, const_cast<ggml_tensor *>(weight), in, ids); };
+    ggml_tensor * x = ggml_reshape_3d(ctx, published.x, published.x->ne[0], 1, published.x->ne[1]);
+    ggml_tensor * gate;
+    ggml_tensor * up;
+    if (staging->gate_up) {
+        ggml_tensor * both = product(staging->gate_up, x);
+        const int64_t n_ff = both->ne[0]/2;
+        gate = ggml_view_3d(ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
+        up   = ggml_view_3d(ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], n_ff*both->nb[0]);
+    } else {
+        up   = product(staging->up, x);
+        gate = product(staging->gate, x);
+    }
+    ggml_tensor * hidden = layer.cold.act == OSTINATO_ACT_SILU ? ggml_swiglu_split(ctx, gate, up) : ggml_swiglu_clamp(ctx, gate, up, layer.cold.a);
+    ggml_tensor * experts = ggml_mul(ctx, product(staging->down, hidden), published.weights);
+    ggml_build_forward_expand(graph.gf, experts);
+
+    const int64_t k = experts->ne[1];
+    std::vector<ggml_tensor *> parts;
+    for (int64_t i = 0; i < k; ++i) { // the views before the sums: one fused reduction
+        parts.push_back(ggml_view_2d(ctx, experts, experts->ne[0], experts->ne[2], experts->nb[2], i*experts->nb[1]));
+        ggml_build_forward_expand(graph.gf, parts.back());
+    }
+    ggml_tensor * sum = parts[0];
+    for (int64_t i = 1; i < k; ++i) {
+        sum = ggml_add(ctx, sum, parts[i]);
+        ggml_build_forward_expand(graph.gf, sum);
+    }
+    return k == 1 ? ggml_cont(ctx, sum) : sum;
 }
 
 ggml_tensor * ostinato_join_layer(const llm_graph_context & graph, ggml_tensor * gpu, const ostinato_published & published) {
     if (!published.layer) {
         return gpu;
     }
+    ggml_build_forward_expand(graph.gf, gpu);
+    if (ggml_tensor * staged = staged_branch(graph, gpu, published)) {
+        gpu = ggml_add(graph.ctx0, gpu, staged);
+    }
     ggml_tensor * out = ostinato_join(
-        graph.ctx0, contiguous(graph, gpu), published.handoff, published.x, published.weights, &published.layer->cold);
+        graph.ctx0, ops_of(*published.layer, graph.n_tokens), contiguous(graph, gpu), published.handoff, published.x, published.weights);
     ggml_build_forward_expand(graph.gf, out);
     return out;
 }

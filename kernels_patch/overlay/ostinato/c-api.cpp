@@ -120,7 +120,19 @@ static ostinato_status refuse_or_ok(const std::string & reason) {
 
 enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
     return guarded([&] {
-        ostinato_model_config wanted = { text_of(config->fingerprint), text_of(config->residency_file) };
+        ostinato_model_config wanted = { text_of(config->fingerprint), text_of(config->residency_file), config->two_branches, {} };
+        const auto set = [](auto & limit, uint64_t value, uint64_t unit = 1) {
+            if (value > 0) {
+                limit = value*unit;
+            }
+        };
+        set(wanted.limits.pool_bytes,   config->pool_bytes);
+        set(wanted.limits.margin_bytes, config->margin_bytes);
+        set(wanted.limits.pin_bytes,    config->pin_bytes);
+        set(wanted.limits.timeout_ns,   config->timeout_ms, 1'000'000);
+        set(wanted.limits.upload.choice_tokens, config->upload_tokens);
+        set(wanted.limits.upload.all_tokens,    config->upload_all_tokens);
+        wanted.limits.n_threads = config->n_threads;
         if (!wanted.fingerprint.empty() && !ostinato_is_fingerprint(wanted.fingerprint)) {
             return fail(OSTINATO_INVALID_ARGUMENT, "fingerprint: expected 64 lowercase hex digits, found '" + wanted.fingerprint + "'");
         }
@@ -261,5 +273,28 @@ enum ostinato_status ostinato_get_residency_status(const struct llama_model * mo
             status->state = OSTINATO_RESIDENCY_REFUSED;
         }
         return fail(OSTINATO_OK, view.refusal);
+    });
+}
+
+enum ostinato_status ostinato_get_device_status(
+        const struct llama_model * model, struct ostinato_device_status * devices, size_t n, size_t * n_devices) {
+    return guarded([&] {
+        *n_devices = 0;
+        const auto entry = ostinato_find_model(model);
+        if (!entry) {
+            return fail(OSTINATO_UNKNOWN_MODEL, "the model is not registered");
+        }
+        const auto views = ostinato_view_residency(*entry).devices;
+        *n_devices = views.size();
+        for (size_t i = 0; i < std::min(n, views.size()); ++i) {
+            const ostinato_memory_view & v = views[i];
+            const auto speed = [&](double seconds_per_byte) { return v.speeds.is_default ? 0.0 : 1.0/seconds_per_byte; };
+            devices[i] = {
+                {}, v.is_gpu, v.pool_capacity, v.pool_used, v.published, v.cold_routes, v.waited_ns, v.cpu_routes, v.cpu_busy_ns,
+                v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link),
+            };
+            v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
+        }
+        return OSTINATO_OK;
     });
 }

@@ -2,6 +2,8 @@
 
 #include "cpu-branch.h"
 
+#include "row-kernels.h"
+
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 
@@ -10,7 +12,9 @@
 #include <cstring>
 #include <tuple>
 
-static constexpr int64_t ROW_BLOCK = 32; // rows of a weight matrix per unit of work; a block of one expert is tens of KiB
+static constexpr int64_t FF_BLOCK  = 32; // hidden columns per unit of work: rows of gate and up; one block of the widest common input type
+static constexpr int64_t OUT_BLOCK = 16; // output columns per unit of work: a cache line of floats per token
+static constexpr int     ROUTES    = 16; // routes that share one reading of a weight row
 
 namespace {
 
@@ -18,72 +22,65 @@ size_t align64(size_t n) {
     return (n + 63) & ~(size_t) 63;
 }
 
-// The type that the row kernel of a weight wants its input in.
-ggml_type input_type(const ggml_tensor * weight) {
-    return ggml_get_type_traits_cpu(weight->type)->vec_dot_type;
-}
+// Input rows of one weight in the scratch memory.
+struct input_rows {
+    ostinato_row_kernel kernel;
+    size_t row    = 0; // bytes
+    size_t offset = 0;
 
-// Input rows in one type, `row` bytes each, at an offset into the scratch memory.
-struct quantised_rows {
-    ggml_type type;
-    size_t row;
-    size_t offset;
-
-    quantised_rows(const ggml_tensor * weight, int64_t columns, size_t offset) :
-        type(input_type(weight)), row(align64(ggml_row_size(type, columns))), offset(offset) {}
+    input_rows(const ggml_tensor * weight) :
+        kernel(ostinato_find_row_kernel(weight->type, weight->ne[0])), row(ostinato_input_row_bytes(kernel, weight->ne[0])) {}
 };
 
-// Where the scratch memory of a step goes. Routes are numbered as in the hand-off's list of cold routes.
+// Where the scratch memory of a step goes. Routes are numbered as in the step's list of cold routes.
 struct scratch_layout {
-    quantised_rows x_up;   // inputs of up, or of merged gate and up: one per token, or per route where the weight multiplies the input
-    quantised_rows x_gate; // inputs of gate: the same rows where both weights want the same type
-    quantised_rows h;      // inputs of down, one per route
-    size_t gate_up;        // offset: (n_routes, 2*n_ff) f32
-    size_t down;           // offset: (n_routes, n_out) f32; before that (n_routes, n_in) weighted inputs
+    input_rows up;    // inputs of up, or of merged gate and up: one per token, or per route where the weight multiplies the input
+    input_rows gate;  // inputs of gate: the same rows where both weights want the same form
+    input_rows down;  // hidden rows, one per route
+    bool is_gate_apart;
+    bool is_hidden_direct; // hidden rows can be quantised a block of FF_BLOCK columns at a time
+    size_t hidden;         // offset: (n_routes, n_ff) f32, where they cannot
+    size_t weighted;       // offset: (n_routes, n_in) f32, where the weight multiplies the input
     size_t total;
 
     scratch_layout(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) :
-        x_up  (ffn.gate_up ? ffn.gate_up : ffn.up, ffn.n_in(), 0),
-        x_gate(ffn.gate    ? ffn.gate : ffn.gate_up ? ffn.gate_up : ffn.up, ffn.n_in(), 0),
-        h     (ffn.down, ffn.n_ff(), 0) {
+        up  (ffn.gate_up ? ffn.gate_up : ffn.up),
+        gate(ffn.gate ? ffn.gate : ffn.gate_up ? ffn.gate_up : ffn.up),
+        down(ffn.down),
+        is_gate_apart(gate.kernel.input != up.kernel.input || gate.kernel.is_split != up.kernel.is_split),
+        is_hidden_direct(ggml_blck_size(down.kernel.input) <= FF_BLOCK) {
         const int64_t n_x = ffn.weight_before ? n_routes : n_tokens;
-        total = x_up.row*n_x;
-        if (x_gate.type != x_up.type) {
-            x_gate.offset = total;
-            total += x_gate.row*n_x;
-        }
-        h.offset = total;
-        gate_up  = h.offset + h.row*n_routes;
-        down     = gate_up  + align64(n_routes*2*ffn.n_ff()*sizeof(float));
-        total    = down     + align64(n_routes*std::max(ffn.n_out(), ffn.weight_before ? ffn.n_in() : 0)*sizeof(float));
+        total = up.row*n_x;
+        gate.offset = is_gate_apart ? total : up.offset;
+        total += is_gate_apart ? gate.row*n_x : 0;
+        down.offset = total;
+        total += down.row*n_routes;
+        hidden = total;
+        total += is_hidden_direct ? 0 : align64(n_routes*ffn.n_ff()*sizeof(float));
+        weighted = total;
+        total += ffn.weight_before ? align64(n_routes*ffn.n_in()*sizeof(float)) : 0;
     }
 };
 
-void barrier(int32_t * header, int n_threads) {
-    int32_t * arrivals = header + ostinato_handoff::ARRIVALS;
-    int32_t * phase    = header + ostinato_handoff::PHASE;
-
-    const int32_t current = __atomic_load_n(phase, __ATOMIC_RELAXED);
+// The last thread to arrive starts the counting of units anew.
+void barrier(ostinato_team * team, int n_threads) {
+    const int32_t current = __atomic_load_n(&team->phase, __ATOMIC_RELAXED);
     // acquire-release: the last arrival sees what every thread wrote before it arrived
-    if (__atomic_add_fetch(arrivals, 1, __ATOMIC_ACQ_REL) == n_threads) {
-        __atomic_store_n(arrivals, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(phase, current + 1, __ATOMIC_RELEASE); // pairs with the acquire below
+    if (__atomic_add_fetch(&team->arrivals, 1, __ATOMIC_ACQ_REL) == n_threads) {
+        __atomic_store_n(&team->arrivals, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&team->next, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&team->phase, current + 1, __ATOMIC_RELEASE); // pairs with the acquire below
         return;
     }
-    while (__atomic_load_n(phase, __ATOMIC_ACQUIRE) == current) {
+    while (__atomic_load_n(&team->phase, __ATOMIC_ACQUIRE) == current) {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
 #endif
     }
 }
 
-// Quantises one row of floats to `type`; f32 is copied.
-void to_row(ggml_type type, const float * src, void * dst, int64_t n) {
-    if (type == GGML_TYPE_F32) {
-        memcpy(dst, src, n*sizeof(float));
-    } else {
-        ggml_get_type_traits_cpu(type)->from_float(src, dst, n);
-    }
+int32_t take_unit(ostinato_team * team) {
+    return __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
 }
 
 float at(const ggml_tensor * bias, int64_t row, int64_t expert) {
@@ -137,47 +134,113 @@ void activate(const ostinato_expert_ffn & ffn, const float * gate, const float *
     }
 }
 
-// One weight matrix of the layer and where its results go: dst[route*dst_stride + row].
-struct projection {
-    const ggml_tensor * weight;
-    const ggml_tensor * bias;
-    const ggml_tensor * scale;
-    float * dst;
-    int64_t dst_stride;
-};
+const char * weights_of(const ostinato_cold_step & step, const ggml_tensor * weight, const char * ostinato_host_expert::* member, int64_t expert) {
+    return step.host ? step.host[expert].*member : (const char *) weight->data + expert*weight->nb[2];
+}
 
-struct input_rows {
-    const char * data;
-    size_t row_bytes;
-    bool   by_route; // else by token
-};
+// Rows row0 .. row1 - 1 of a weight matrix with up to ROUTES inputs: results[row - row0][input].
+void multiply(
+        const input_rows & in, const ggml_tensor * weight, const char * data, const ggml_tensor * bias, const ggml_tensor * scales, int64_t expert,
+        int64_t row0, int64_t row1, const char * const * x, int n_x, float (*results)[ROUTES]) {
+    const float scale = scale_of(scales, expert);
+    for (int64_t row = row0; row < row1; ++row) {
+        float * out = results[row - row0];
+        ostinato_dot_rows(in.kernel, weight->ne[0], out, data + row*weight->nb[1], x, n_x);
+        const float b = bias ? at(bias, row, expert) : 0.0f;
+        for (int i = 0; i < n_x; ++i) {
+            out[i] = out[i]*scale + b;
+        }
+    }
+}
 
-// The rows of `p` for all cold routes, a block of rows of one expert at a time, dealt out to the threads in turn.
-void multiply(const ostinato_cold_step & step, const projection & p, const input_rows & in, int ith, int n_threads) {
-    const auto * traits   = ggml_get_type_traits_cpu(p.weight->type);
-    const int64_t columns = p.weight->ne[0];
-    const int64_t rows    = p.weight->ne[1];
-    const int64_t blocks  = (rows + ROW_BLOCK - 1)/ROW_BLOCK;
-    const int32_t groups  = step.handoff.header[ostinato_handoff::N_GROUPS];
+// A block of hidden columns of one expert's routes.
+void hidden_unit(const ostinato_cold_step & step, const scratch_layout & layout, int32_t group, int64_t ff0, int64_t ff1) {
+    const ostinato_expert_ffn & ffn = *step.ffn;
 
-    for (int64_t unit = ith; unit < groups*blocks; unit += n_threads) {
-        const int64_t g      = unit/blocks;
-        const int64_t expert = step.handoff.groups[2*g];
-        const int32_t begin  = g == 0 ? 0 : step.handoff.groups[2*g - 1];
-        const int32_t end    = step.handoff.groups[2*g + 1];
-        const float   scale  = scale_of(p.scale, expert);
+    const int64_t expert = step.groups[2*group];
+    const int32_t begin  = group == 0 ? 0 : step.groups[2*group - 1];
+    const int32_t end    = step.groups[2*group + 1];
+    const int64_t n_ff   = ffn.n_ff();
+    const bool has_gate  = ffn.gate || ffn.gate_up;
 
-        const int64_t row0 = (unit % blocks)*ROW_BLOCK;
-        const int64_t row1 = std::min(rows, row0 + ROW_BLOCK);
-        for (int64_t row = row0; row < row1; ++row) {
-            const char * w = (const char *) p.weight->data + expert*p.weight->nb[2] + row*p.weight->nb[1];
-            for (int32_t r = begin; r < end; ++r) {
-                const int64_t in_row = in.by_route ? r : step.handoff.cold[r]/step.k;
-                float dot = 0.0f;
-                traits->vec_dot((int) columns, &dot, 0, w, 0, in.data + in_row*in.row_bytes, 0, 1);
-                dot *= scale;
-                p.dst[r*p.dst_stride + row] = p.bias ? dot + at(p.bias, row, expert) : dot;
+    float gate[FF_BLOCK][ROUTES];
+    float up  [FF_BLOCK][ROUTES];
+    for (int32_t r0 = begin; r0 < end; r0 += ROUTES) {
+        const int n = std::min<int32_t>(ROUTES, end - r0);
+        const char * x_up  [ROUTES];
+        const char * x_gate[ROUTES];
+        for (int i = 0; i < n; ++i) {
+            const int64_t row = ffn.weight_before ? r0 + i : step.cold[r0 + i]/step.k;
+            x_up  [i] = step.scratch + layout.up  .offset + row*layout.up  .row;
+            x_gate[i] = step.scratch + layout.gate.offset + row*layout.gate.row;
+        }
+        if (ffn.gate_up) {
+            const char * data = weights_of(step, ffn.gate_up, &ostinato_host_expert::gate_up, expert);
+            multiply(layout.up, ffn.gate_up, data, ffn.gate_up_b, ffn.up_s, expert, ff0, ff1, x_up, n, gate);
+            multiply(layout.up, ffn.gate_up, data, ffn.gate_up_b, ffn.up_s, expert, n_ff + ff0, n_ff + ff1, x_up, n, up);
+        } else {
+            const char * data = weights_of(step, ffn.up, &ostinato_host_expert::up, expert);
+            multiply(layout.up, ffn.up, data, ffn.up_b, ffn.up_s, expert, ff0, ff1, x_up, n, has_gate ? up : gate);
+            if (ffn.gate) {
+                data = weights_of(step, ffn.gate, &ostinato_host_expert::gate, expert);
+                multiply(layout.gate, ffn.gate, data, ffn.gate_b, ffn.gate_s, expert, ff0, ff1, x_gate, n, gate);
             }
+        }
+        for (int i = 0; i < n; ++i) {
+            float g[FF_BLOCK];
+            float u[FF_BLOCK];
+            float h[FF_BLOCK];
+            for (int64_t j = 0; j < ff1 - ff0; ++j) {
+                g[j] = gate[j][i];
+                u[j] = has_gate ? up[j][i] : 1.0f;
+            }
+            activate(ffn, g, u, has_gate, h, ff1 - ff0);
+            if (layout.is_hidden_direct) {
+                ostinato_input_columns(layout.down.kernel, h, step.scratch + layout.down.offset + (r0 + i)*layout.down.row, ff0, ff1, n_ff);
+            } else {
+                memcpy((float *) (step.scratch + layout.hidden) + (int64_t) (r0 + i)*n_ff + ff0, h, (ff1 - ff0)*sizeof(float));
+            }
+        }
+    }
+}
+
+// A block of output columns of all tokens.
+void out_unit(const ostinato_cold_step & step, const scratch_layout & layout, int64_t row0, int64_t row1) {
+    const ostinato_expert_ffn & ffn = *step.ffn;
+    const int64_t n_out = ffn.n_out();
+    const int64_t n_ff  = ffn.n_ff();
+
+    for (int32_t t = 0; t < step.n_tokens; ++t) {
+        float * out = step.out + t*n_out;
+        for (int64_t row = row0; row < row1; ++row) {
+            out[row] = step.gpu ? step.gpu[t*n_out + row] : 0.0f;
+        }
+    }
+    int32_t r = 0;
+    for (int32_t group = 0; group < step.n_groups; ++group) {
+        const int64_t expert = step.groups[2*group];
+        const char * data = weights_of(step, ffn.down, &ostinato_host_expert::down, expert);
+        const float scale = scale_of(ffn.down_s, expert);
+        while (r < step.groups[2*group + 1]) {
+            const int n = std::min<int32_t>(ROUTES, step.groups[2*group + 1] - r);
+            const char * h[ROUTES];
+            float * out[ROUTES];
+            float weight[ROUTES];
+            for (int i = 0; i < n; ++i) {
+                const int32_t route = step.cold[r + i];
+                h[i]      = step.scratch + layout.down.offset + (r + i)*layout.down.row;
+                out[i]    = step.out + (int64_t) (route/step.k)*n_out;
+                weight[i] = ffn.weight_before ? 1.0f : step.weights[route];
+            }
+            for (int64_t row = row0; row < row1; ++row) {
+                float dots[ROUTES];
+                ostinato_dot_rows(layout.down.kernel, n_ff, dots, data + row*ffn.down->nb[1], h, n);
+                const float bias = ffn.down_b ? at(ffn.down_b, row, expert) : 0.0f;
+                for (int i = 0; i < n; ++i) {
+                    out[i][row] += weight[i]*(dots[i]*scale + bias);
+                }
+            }
+            r += n;
         }
     }
 }
@@ -208,7 +271,7 @@ bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reas
             *reason = "its expert weights are not in plain host memory";
             return false;
         }
-        if (!ggml_get_type_traits_cpu(w->type)->vec_dot || !ggml_get_type_traits_cpu(input_type(w))->from_float) {
+        if (!ggml_get_type_traits_cpu(w->type)->vec_dot || !ggml_get_type_traits_cpu(ggml_get_type_traits_cpu(w->type)->vec_dot_type)->from_float) {
             *reason = "the CPU has no row kernel for the type of its expert weights";
             return false;
         }
@@ -223,31 +286,30 @@ bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reas
     return true;
 }
 
+bool ostinato_can_stage(const ostinato_expert_ffn & ffn) {
+    const bool is_plain = !ffn.gate_b && !ffn.up_b && !ffn.gate_up_b && !ffn.down_b && !ffn.gate_s && !ffn.up_s && !ffn.down_s;
+    const bool is_gated = ffn.gate || ffn.gate_up;
+    return is_plain && is_gated && !ffn.weight_before && (ffn.act == OSTINATO_ACT_SILU || ffn.act == OSTINATO_ACT_SWIGLU_CLAMP);
+}
+
 void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threads) {
     const ostinato_expert_ffn & ffn = *step.ffn;
 
-    const int64_t n_in   = ffn.n_in();
-    const int64_t n_out  = ffn.n_out();
-    const int64_t n_ff   = ffn.n_ff();
-    const int32_t n_cold = step.handoff.header[ostinato_handoff::N_COLD];
-    const scratch_layout layout(ffn, step.handoff.n_routes, step.n_tokens);
-
-    float * gate_up = (float *) (step.scratch + layout.gate_up); // (n_cold, 2*n_ff)
-    float * down    = (float *) (step.scratch + layout.down);    // (n_cold, n_out)
-
-    const bool has_gate = ffn.gate || ffn.gate_up;
+    const int64_t n_in = ffn.n_in();
+    const int64_t n_ff = ffn.n_ff();
+    const scratch_layout layout(ffn, step.n_cold, step.n_tokens);
 
     // 1. inputs in the form the weights' kernels take
     const auto quantise_input = [&](const float * x, int64_t row) {
-        to_row(layout.x_up.type, x, step.scratch + layout.x_up.offset + row*layout.x_up.row, n_in);
-        if (layout.x_gate.offset != layout.x_up.offset) {
-            to_row(layout.x_gate.type, x, step.scratch + layout.x_gate.offset + row*layout.x_gate.row, n_in);
+        ostinato_input_row(layout.up.kernel, x, step.scratch + layout.up.offset + row*layout.up.row, n_in);
+        if (layout.is_gate_apart) {
+            ostinato_input_row(layout.gate.kernel, x, step.scratch + layout.gate.offset + row*layout.gate.row, n_in);
         }
     };
     if (ffn.weight_before) {
-        for (int32_t r = ith; r < n_cold; r += n_threads) {
-            const int32_t route = step.handoff.cold[r];
-            float * weighted = down + (size_t) r*n_in; // free until step 4
+        for (int32_t r = ith; r < step.n_cold; r += n_threads) {
+            const int32_t route = step.cold[r];
+            float * weighted = (float *) (step.scratch + layout.weighted) + (int64_t) r*n_in;
             for (int64_t i = 0; i < n_in; ++i) {
                 weighted[i] = step.x[(route/step.k)*n_in + i]*step.weights[route];
             }
@@ -258,57 +320,27 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
             quantise_input(step.x + t*n_in, t);
         }
     }
-    barrier(step.handoff.header, n_threads);
+    barrier(step.team, n_threads);
 
-    // 2. gate and up
-    const input_rows x_up   = { step.scratch + layout.x_up  .offset, layout.x_up  .row, ffn.weight_before };
-    const input_rows x_gate = { step.scratch + layout.x_gate.offset, layout.x_gate.row, ffn.weight_before };
-    if (ffn.gate_up) {
-        multiply(step, { ffn.gate_up, ffn.gate_up_b, ffn.up_s, gate_up, 2*n_ff }, x_up, ith, n_threads);
-    } else {
-        multiply(step, { ffn.up, ffn.up_b, ffn.up_s, gate_up + (has_gate ? n_ff : 0), 2*n_ff }, x_up, ith, n_threads);
-        if (ffn.gate) {
-            multiply(step, { ffn.gate, ffn.gate_b, ffn.gate_s, gate_up, 2*n_ff }, x_gate, ith, n_threads);
-        }
+    // 2. hidden rows
+    const int32_t n_blocks = (int32_t) ((n_ff + FF_BLOCK - 1)/FF_BLOCK);
+    for (int32_t unit = take_unit(step.team); unit < step.n_groups*n_blocks; unit = take_unit(step.team)) {
+        const int64_t ff0 = (unit % n_blocks)*FF_BLOCK;
+        hidden_unit(step, layout, unit/n_blocks, ff0, std::min(n_ff, ff0 + FF_BLOCK));
     }
-    barrier(step.handoff.header, n_threads);
-
-    // 3. activation, in place, and the hidden rows in the form the down weights take
-    char * h_rows = step.scratch + layout.h.offset;
-    for (int32_t r = ith; r < n_cold; r += n_threads) {
-        float * h = gate_up + (size_t) r*2*n_ff;
-        activate(ffn, h, h + n_ff, has_gate, h, n_ff);
-        to_row(layout.h.type, h, h_rows + r*layout.h.row, n_ff);
-    }
-    barrier(step.handoff.header, n_threads);
-
-    // 4. down
-    multiply(step, { ffn.down, ffn.down_b, ffn.down_s, down, n_out }, { h_rows, layout.h.row, true }, ith, n_threads);
-    barrier(step.handoff.header, n_threads);
-
-    // 5. the other branch's output plus this token's cold routes, in the order of their positions. Routes are grouped by expert, so a token's
-    // are found through the inverse of the list, which the slot ids' place can hold no more: they are read by nobody after the products.
-    int32_t * cold_of_route = step.handoff.slot_ids;
-    if (ith == 0) {
-        std::fill_n(cold_of_route, step.handoff.n_routes, -1);
-        for (int32_t r = 0; r < n_cold; ++r) {
-            cold_of_route[step.handoff.cold[r]] = r;
+    barrier(step.team, n_threads);
+    if (!layout.is_hidden_direct) {
+        for (int32_t r = ith; r < step.n_cold; r += n_threads) {
+            const float * hidden = (const float *) (step.scratch + layout.hidden) + (int64_t) r*n_ff;
+            ostinato_input_row(layout.down.kernel, hidden, step.scratch + layout.down.offset + r*layout.down.row, n_ff);
         }
+        barrier(step.team, n_threads);
     }
-    barrier(step.handoff.header, n_threads);
-    for (int32_t t = ith; t < step.n_tokens; t += n_threads) {
-        float * out = step.out + t*n_out;
-        memcpy(out, step.gpu + t*n_out, n_out*sizeof(float));
-        for (int32_t i = 0; i < step.k; ++i) {
-            const int32_t route = t*step.k + i;
-            const int32_t r     = cold_of_route[route];
-            if (r < 0) {
-                continue;
-            }
-            const float weight = ffn.weight_before ? 1.0f : step.weights[route];
-            for (int64_t j = 0; j < n_out; ++j) {
-                out[j] += weight*down[(size_t) r*n_out + j];
-            }
-        }
+
+    // 3. the weighted sum per token
+    const int32_t n_out_blocks = (int32_t) ((ffn.n_out() + OUT_BLOCK - 1)/OUT_BLOCK);
+    for (int32_t unit = take_unit(step.team); unit < n_out_blocks; unit = take_unit(step.team)) {
+        const int64_t row0 = unit*OUT_BLOCK;
+        out_unit(step, layout, row0, std::min(ffn.n_out(), row0 + OUT_BLOCK));
     }
 }

@@ -1,15 +1,13 @@
 // The CPU branch: the cold routes of one MoE layer, computed from expert weights in host memory (paper 3.1 step 4, 3.3, 3.4).
 //
-// Products go through ggml's own row kernels (ggml_get_type_traits_cpu: quantise the activations once, then one dot product per row),
-// so the arithmetic of a row is that of ggml's untiled CPU path. Each weight row is read once for all of its routes. Results are already
-// multiplied by the routing weights and summed per token: n_out floats per token leave the branch, not k * n_out.
+// Products go through row-kernels.h. Each weight row is read once for all of its routes (up to 16 at a time). Results are multiplied by the
+// routing weights and summed per token before they leave: n_out floats per token, not k * n_out.
 //
-// Entered by n_threads threads together, as many as the caller has; they meet at a spinning barrier five times. Nothing is allocated. The
-// sum over a token's routes runs in the order of their positions, so the result does not depend on the number of threads.
+// Entered by the n_threads threads of a team together; they take work in blocks of weight rows from a shared counter and meet at a spinning
+// barrier two or three times. Nothing is allocated. A token's routes are summed in the order of their experts, so the result depends neither
+// on the number of threads nor on who took which block.
 
 #pragma once
-
-#include "handoff.h"
 
 #include "ggml.h"
 
@@ -69,18 +67,39 @@ inline constexpr ostinato_per_expert ostinato_per_expert_tensors[] = {
     { &ostinato_expert_ffn::gate_s, 0 }, { &ostinato_expert_ffn::up_s, 0 }, { &ostinato_expert_ffn::down_s,    0 },
 };
 
+// Where the weights of one expert lie in host memory; nullptr where the layer has no such tensor.
+struct ostinato_host_expert {
+    const char * gate    = nullptr;
+    const char * up      = nullptr;
+    const char * gate_up = nullptr;
+    const char * down    = nullptr;
+};
+
+// What the threads of a step share. Zeroed before the first of them enters.
+struct ostinato_team {
+    int32_t arrivals;
+    int32_t phase;
+    int32_t next; // unit of work
+};
+
 // One forward pass through the cold experts of one layer.
 struct ostinato_cold_step {
-    const ostinato_expert_ffn * ffn;
-    ostinato_handoff handoff;
+    const ostinato_expert_ffn  * ffn;
+    const ostinato_host_expert * host;   // (n_experts), or nullptr: where the tensors of ffn are
 
     int32_t k;
     int32_t n_tokens;
+    int32_t n_cold;
+    int32_t n_groups;
+    const int32_t * cold;    // (n_cold) token*k + position, grouped by expert in ascending order
+    const int32_t * groups;  // (n_groups * 2) expert, end index into cold
+
     const float * x;         // (n_tokens, n_in), contiguous
     const float * weights;   // (n_tokens, k), contiguous
-    const float * gpu;       // (n_tokens, n_out), contiguous: the other branch's output, added to the sum
+    const float * gpu;       // (n_tokens, n_out), contiguous: the other branch's output, added to the sum; nullptr for none
     float       * out;       // (n_tokens, n_out), contiguous; may not overlap gpu
     char        * scratch;   // ostinato_cold_scratch_bytes(), aligned to 64 bytes
+    ostinato_team * team;
 };
 
 // Bytes that a step of `n_routes` routes needs at most.
@@ -88,5 +107,8 @@ size_t ostinato_cold_scratch_bytes(const ostinato_expert_ffn & ffn, int64_t n_ro
 
 // True where every weight of the layer has a row kernel for the CPU and lies in host memory; else `reason` says which does not.
 bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reason);
+
+// True where the upload path can compute the experts on a GPU.
+bool ostinato_can_stage(const ostinato_expert_ffn & ffn);
 
 void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threads);

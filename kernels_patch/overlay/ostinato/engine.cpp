@@ -63,47 +63,67 @@ std::string refuse(const std::string & field, const std::string & expected, cons
     return field + ": expected " + expected + ", found " + found;
 }
 
-// Why a model's experts cannot be split between two branches, or "".
-std::string refuse_model(const ostinato_model & model) {
+// Divides the model's experts between two branches, none of them hot. Returns why that cannot be, or "".
+std::string place(ostinato_model & model, const ostinato_limits & limits) {
     if (!model.counts) {
         return model.reason;
     }
+    std::vector<ostinato_placed_layer> layers;
     for (const auto & layer : model.layers) {
-        const std::string where = "layer " + std::to_string(layer->il);
-        if (ggml_backend_dev_type(layer->device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
-            return where + " is on " + ggml_backend_dev_name(layer->device) + ": this build computes two branches on the CPU only";
-        }
-        const char * reason = nullptr;
-        if (!ostinato_cold_supported(layer->ffn, &reason)) {
-            return where + ": " + reason + "; weights that the CPU backend repacks stay plain with --no-repack";
-        }
+        layers.push_back({ layer->il, layer->n_experts, layer->k, layer->device, &layer->ffn, &layer->cold });
     }
+    std::unique_ptr<ostinato_placement> placement;
+    try {
+        placement = std::make_unique<ostinato_placement>(std::move(layers), limits);
+    } catch (const std::bad_alloc &) {
+        return "no memory for the expert pool";
+    } catch (const std::exception & err) {
+        return err.what();
+    }
+    std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
+    for (size_t i = 0; i < model.layers.size(); ++i) {
+        model.layers[i]->placement = placement.get();
+        model.layers[i]->index     = i;
+    }
+    model.placement = std::move(placement);
     return "";
 }
 
-std::string swap_pool(ostinato_model & model, std::shared_ptr<const ostinato_residency> residency) {
-    std::vector<ostinato_pool_layer> sources;
-    for (size_t i = 0; i < model.layers.size(); ++i) {
-        const ostinato_layer & layer = *model.layers[i];
-        sources.push_back({ &layer.ffn, residency->hot[i], layer.n_experts, layer.k });
+// What is hot until somebody says what should be: everything, of which what fits is taken, the same share of every layer.
+std::shared_ptr<const ostinato_residency> evenly_spread(const ostinato_model & model) {
+    auto all = std::make_shared<ostinato_residency>();
+    all->fingerprint = model.fingerprint;
+    all->provenance  = "{\"source\": \"spread evenly\"}";
+    all->n_experts   = model.counts->n_experts();
+    for (const auto & layer : model.layers) {
+        all->layers.push_back(layer->il);
+        std::vector<int32_t> & experts = all->hot.emplace_back();
+        const bool is_on_gpu = ggml_backend_dev_type(layer->device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+        for (int32_t e = 0; is_on_gpu && e < layer->n_experts; ++e) {
+            experts.push_back(e);
+        }
     }
-    std::unique_ptr<ostinato_expert_pool> pool;
-    try {
-        pool = std::make_unique<ostinato_expert_pool>(sources, ggml_backend_dev_buffer_type(model.layers[0]->device));
-    } catch (const std::exception & err) {
-        return std::string("no memory for the expert pool: ") + err.what();
-    }
+    return all;
+}
+
+// With the pass lock held, and a set that fits.
+ostinato_applied move_experts(ostinato_model & model, std::shared_ptr<const ostinato_residency> residency) {
+    const int64_t begin = ggml_time_us();
+    ostinato_applied applied;
+    model.placement->synchronize();
+    model.epoch++; // also when moving fails half way
+    applied.change = model.placement->apply(residency->hot);
+    applied.ms     = (ggml_time_us() - begin)/1000.0;
+    LLAMA_LOG_INFO("%s: residency generation %llu: %zu experts hot, %zu loaded, %zu dropped in %.1f ms, pools of %.2f MiB, %.2f MiB of cold experts page-locked%s%s\n",
+        __func__, (unsigned long long) residency->generation, residency->n_hot(), applied.change.n_loaded, applied.change.n_dropped, applied.ms,
+        model.placement->pool_bytes()/1024.0/1024.0, model.placement->pinned_bytes()/1024.0/1024.0,
+        model.placement->pin_refusal().empty() ? "" : ": ", model.placement->pin_refusal().c_str());
 
     std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
-    for (size_t i = 0; i < model.layers.size(); ++i) {
-        model.layers[i]->slots       = &pool->slots(i);
-        model.layers[i]->index_table = pool->index_table(i);
-        model.layers[i]->zero_slot   = pool->zero_slot(i);
-    }
-    model.pool      = std::move(pool);
     model.residency = std::move(residency);
+    model.wanted    = nullptr;
     model.refusal.clear();
-    return "";
+    return applied;
 }
 
 std::string remember_refusal(ostinato_model & model, std::string reason) {
@@ -132,13 +152,30 @@ void apply_configured_file(const llama_model & model, ostinato_model & entry) {
     }
     const std::string reason = ostinato_apply_residency_file(entry, path);
     if (!reason.empty()) {
-        LLAMA_LOG_WARN("%s: residency file refused, the model keeps the stock nodes: %s\n", __func__, reason.c_str());
+        LLAMA_LOG_WARN("%s: residency file refused, the model keeps the %s: %s\n", __func__,
+            entry.placement ? "experts where they are" : "stock nodes", reason.c_str());
         return;
     }
     std::unique_lock<std::shared_mutex> lock(reg.mutex);
     reg.configured_model = &model;
-    LLAMA_LOG_INFO("%s: residency generation %llu: %zu experts hot, pool of %.2f MiB\n", __func__,
-        (unsigned long long) entry.residency->generation, entry.residency->n_hot(), entry.pool->bytes()/1024.0/1024.0);
+}
+
+// A draft model has no part in it: the first model with experts takes the request.
+void place_as_configured(ostinato_model & entry) {
+    registry & reg = get_registry();
+    ostinato_limits limits;
+    {
+        std::shared_lock<std::shared_mutex> lock(reg.mutex);
+        if (!reg.config.two_branches || reg.configured_model || !entry.counts) {
+            return;
+        }
+        limits = reg.config.limits;
+    }
+    const std::string reason = place(entry, limits);
+    if (!reason.empty()) {
+        LLAMA_LOG_WARN("%s: the model keeps the stock nodes: %s\n", __func__, reason.c_str());
+        remember_refusal(entry, reason);
+    }
 }
 
 } // namespace
@@ -171,7 +208,7 @@ void ostinato_model_loaded(const llama_model & model) {
     auto entry = std::make_shared<ostinato_model>();
     {
         std::shared_lock<std::shared_mutex> lock(reg.mutex);
-        if (!reg.enabled.load() && reg.config.residency_file.empty()) {
+        if (!reg.enabled.load() && reg.config.residency_file.empty() && !reg.config.two_branches) {
             return;
         }
         entry->fingerprint = reg.config.fingerprint;
@@ -223,7 +260,62 @@ void ostinato_model_loaded(const llama_model & model) {
         }
         reg.models[&model] = entry;
     }
+    place_as_configured(*entry);
     apply_configured_file(model, *entry);
+}
+
+void ostinato_context_ready(const llama_model & model) {
+    const auto entry = ostinato_find_model(&model);
+    if (!entry || !entry->placement) {
+        return;
+    }
+    std::lock_guard<std::mutex> pass(entry->pass_mutex);
+    if (!entry->placement->needs_memory()) {
+        return;
+    }
+    entry->placement->claim_memory();
+    entry->epoch++;
+    std::shared_ptr<const ostinato_residency> wanted = entry->wanted;
+    const bool is_asked_for = wanted != nullptr;
+    if (!is_asked_for) {
+        wanted = evenly_spread(*entry);
+    }
+    const std::string reason = entry->placement->fit(wanted->hot);
+    if (!reason.empty()) {
+        auto smaller = std::make_shared<ostinato_residency>(*wanted);
+        smaller->hot = entry->placement->shrink(wanted->hot);
+        if (is_asked_for) {
+            LLAMA_LOG_WARN("%s: %zu of %zu hot experts fit the memory that is left: %s\n", __func__, smaller->n_hot(), wanted->n_hot(), reason.c_str());
+        }
+        wanted = smaller;
+    }
+    try {
+        move_experts(*entry, wanted);
+    } catch (const std::exception & err) {
+        GGML_ABORT("the experts could not be moved to the GPU: %s", err.what());
+    }
+    if (is_asked_for) {
+        remember_refusal(*entry, reason);
+    }
+}
+
+ostinato_pass::ostinato_pass(const llama_model & model, const void * context) {
+    const auto found = ostinato_find_model(&model);
+    if (!found || !found->placement) {
+        return;
+    }
+    entry = found;
+    entry->pass_mutex.lock();
+    has_failed  = !entry->placement->begin_pass();
+    uint64_t & epoch = entry->epoch_of[context];
+    has_changed = epoch != entry->epoch;
+    epoch       = entry->epoch;
+}
+
+ostinato_pass::~ostinato_pass() {
+    if (entry) {
+        entry->pass_mutex.unlock();
+    }
 }
 
 void ostinato_model_freed(const llama_model & model) {
@@ -247,9 +339,8 @@ void ostinato_configure_models(ostinato_model_config config) {
 }
 
 std::string ostinato_fit_residency(const ostinato_model & model, const ostinato_residency & residency) {
-    const std::string reason = refuse_model(model);
-    if (!reason.empty()) {
-        return reason;
+    if (!model.counts) {
+        return model.reason;
     }
     const bool is_file = residency.generation > 0; // a set made in memory is its maker's word
     if (is_file && model.fingerprint.empty()) {
@@ -277,33 +368,65 @@ std::string ostinato_fit_residency(const ostinato_model & model, const ostinato_
     return "";
 }
 
-std::string ostinato_apply_residency(ostinato_model & model, std::shared_ptr<const ostinato_residency> residency) {
+std::string ostinato_apply_residency(
+        ostinato_model & model, std::shared_ptr<const ostinato_residency> residency, ostinato_applied * applied) {
+    std::lock_guard<std::mutex> pass(model.pass_mutex);
     std::string reason = ostinato_fit_residency(model, *residency);
+    if (reason.empty() && !model.placement) {
+        ostinato_limits limits;
+        {
+            std::shared_lock<std::shared_mutex> lock(get_registry().mutex);
+            limits = get_registry().config.limits;
+        }
+        reason = place(model, limits);
+    }
+    if (reason.empty() && model.placement->needs_memory()) {
+        std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
+        model.wanted = std::move(residency);
+        return "";
+    }
     if (reason.empty()) {
-        reason = swap_pool(model, std::move(residency));
+        reason = model.placement->fit(residency->hot);
+    }
+    if (reason.empty()) {
+        try {
+            const ostinato_applied done = move_experts(model, std::move(residency));
+            if (applied) {
+                *applied = done;
+            }
+        } catch (const std::bad_alloc &) {
+            reason = "no memory for the expert pool";
+        }
     }
     return remember_refusal(model, std::move(reason));
 }
 
-std::string ostinato_apply_residency_file(ostinato_model & model, const std::string & path) {
+std::string ostinato_apply_residency_file(ostinato_model & model, const std::string & path, ostinato_applied * applied) {
     try {
         auto residency = std::make_shared<ostinato_residency>();
         std::string reason = ostinato_read_residency_file(path, *residency);
         if (!reason.empty()) {
             return remember_refusal(model, std::move(reason));
         }
-        reason = ostinato_apply_residency(model, std::move(residency));
+        reason = ostinato_apply_residency(model, std::move(residency), applied);
         return reason.empty() ? "" : remember_refusal(model, path + ": " + reason);
     } catch (const std::exception & err) {
         return remember_refusal(model, path + ": " + err.what());
     }
 }
 
-ostinato_residency_view ostinato_view_residency(const ostinato_model & model) {
+ostinato_residency_view ostinato_view_residency(ostinato_model & model) {
+    std::lock_guard<std::mutex> pass(model.pass_mutex); // nothing moves meanwhile
     std::shared_lock<std::shared_mutex> lock(get_registry().mutex);
     ostinato_residency_view view;
-    view.residency  = model.residency;
-    view.pool_bytes = model.pool ? model.pool->bytes() : 0;
-    view.refusal    = model.refusal;
+    view.residency = model.residency;
+    view.refusal   = model.refusal;
+    if (model.placement) {
+        view.has_placement = true;
+        view.pool_bytes    = model.placement->pool_bytes();
+        view.pinned_bytes  = model.placement->pinned_bytes();
+        view.pin_refusal   = model.placement->pin_refusal();
+        view.devices       = model.placement->view();
+    }
     return view;
 }

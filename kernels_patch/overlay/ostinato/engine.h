@@ -1,15 +1,18 @@
-// The registry of models that Ostinato serves in this process, and what each of them has: counters and, with a residency set, the expert
-// pool. Entered by the thread that loads or frees a model, by every thread that builds a graph, and by callers of the C interface.
+// The registry of models that Ostinato serves in this process, and what each of them has: counters and, where experts are divided between two
+// branches, their placement. Entered by the thread that loads or frees a model, by every thread that builds a graph or submits a pass, and
+// by callers of the C interface.
 
 #pragma once
 
 #include "cpu-branch.h"
-#include "expert-pool.h"
+#include "placement.h"
 #include "residency.h"
 #include "route-counts.h"
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 struct llama_model;
@@ -28,9 +31,8 @@ struct ostinato_layer {
     const char * stock_reason = nullptr; // why a graph kept the stock nodes in spite of a residency set
 
     ggml_tensor * counts = nullptr;
-    const ostinato_expert_ffn * slots = nullptr; // in the pool; nullptr without a residency set
-    ggml_tensor * index_table = nullptr;
-    int32_t zero_slot = 0;
+    ostinato_placement * placement = nullptr; // of the model; nullptr: stock nodes
+    size_t index = 0;                         // in the model's layers
 };
 
 // What Ostinato keeps for one model. What residency concerns changes under the registry's lock: see ostinato_view_residency.
@@ -40,9 +42,15 @@ struct ostinato_model {
     std::unique_ptr<ostinato_route_counts> counts;       // nullptr when routes are not counted
 
     std::string fingerprint; // as configured when the model was loaded, "" where it is not known
-    std::unique_ptr<ostinato_expert_pool> pool;          // nullptr without a residency set
+    std::unique_ptr<ostinato_placement> placement;       // nullptr: the layers keep the stock nodes
     std::shared_ptr<const ostinato_residency> residency; // nullptr without one
+    std::shared_ptr<const ostinato_residency> wanted;    // to apply when the GPUs' memory is claimed
     std::string refusal;     // the last reason why a residency set was refused, "" where none was
+
+    // Held while a pass is submitted and while experts move. A graph built at another epoch may point at slots that have moved.
+    std::mutex pass_mutex;
+    uint64_t epoch = 0;
+    std::unordered_map<const void *, uint64_t> epoch_of; // by context: the epoch of its last graph
 };
 
 // The entry of a registered model, or nullptr. Valid until the model is freed.
@@ -58,6 +66,8 @@ void ostinato_register_models(bool enabled);
 struct ostinato_model_config {
     std::string fingerprint;
     std::string residency_file;
+    bool two_branches = false; // divide experts between two branches also without a residency file
+    ostinato_limits limits;
 };
 
 void ostinato_configure_models(ostinato_model_config config);
@@ -65,18 +75,30 @@ void ostinato_configure_models(ostinato_model_config config);
 // Why the set does not fit the model, or "". Throws std::bad_alloc only.
 std::string ostinato_fit_residency(const ostinato_model & model, const ostinato_residency & residency);
 
-// Makes exactly the experts of the set hot. No context of the model may exist yet: graphs that were reserved without the two branches would
-// be too small for them. Returns "" or why it was refused, which the model then remembers; nothing else has changed.
-std::string ostinato_apply_residency(ostinato_model & model, std::shared_ptr<const ostinato_residency> residency);
+// What applying a set did.
+struct ostinato_applied {
+    ostinato_expert_pool::change change;
+    double ms = 0.0;
+};
+
+// Makes exactly the experts of the set hot, between two passes. Where the model's GPU memory is not claimed yet, the set waits for that. A model
+// without a placement gets one; no context of it may exist then, since graphs reserved without the two branches would be too small for them.
+// Returns "" or why it was refused, which the model then remembers; nothing else has changed.
+std::string ostinato_apply_residency(
+    ostinato_model & model, std::shared_ptr<const ostinato_residency> residency, ostinato_applied * applied = nullptr);
 
 // The same with a file.
-std::string ostinato_apply_residency_file(ostinato_model & model, const std::string & path);
+std::string ostinato_apply_residency_file(ostinato_model & model, const std::string & path, ostinato_applied * applied = nullptr);
 
 // What a model runs with at this moment.
 struct ostinato_residency_view {
     std::shared_ptr<const ostinato_residency> residency; // nullptr without one
-    size_t pool_bytes = 0;
+    size_t pool_bytes   = 0;
+    size_t pinned_bytes = 0;
+    std::string pin_refusal;
     std::string refusal;
+    bool has_placement  = false;
+    std::vector<ostinato_memory_view> devices;
 };
 
-ostinato_residency_view ostinato_view_residency(const ostinato_model & model);
+ostinato_residency_view ostinato_view_residency(ostinato_model & model);

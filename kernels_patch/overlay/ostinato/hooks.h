@@ -4,8 +4,10 @@
 //   function                     called from                                               inert when
 //   ostinato_model_loaded        llama_model_load, after all tensors are in place           nothing is counted or configured
 //   ostinato_model_freed         ~llama_model, first                                        the model was never registered
+//   ostinato_context_ready       llama_init_from_model, when a context has all its memory   the model has no placement
+//   ostinato_pass                llama_context::process_ubatch, around it                   the model has no placement
 //   ostinato_publish_layer       build_moe_ffn, after the router's nodes are in the graph   the layer was never registered
-//   ostinato_join_layer          build_moe_ffn, before its output is named                  the layer has no residency set
+//   ostinato_join_layer          build_moe_ffn, before its output is named                  the layer has no placement
 //
 // A hook is one call; all logic is on this side. None of them throws.
 
@@ -13,13 +15,35 @@
 
 #include "llama-graph.h"
 
+#include <memory>
+
 struct llama_model;
+struct ostinato_model;
 
 // Registers the MoE layers of a model and allocates what counts their routes. Called once per model by the loading thread.
 void ostinato_model_loaded(const llama_model & model);
 
 // Frees what ostinato_model_loaded allocated. No context of the model may be computing.
 void ostinato_model_freed(const llama_model & model);
+
+// Takes what memory the GPUs have left for the model's expert pools, when its first context is made.
+void ostinato_context_ready(const llama_model & model);
+
+// Around the submission of one pass: experts do not move meanwhile, and the CPU branch is awake.
+class ostinato_pass {
+public:
+    ostinato_pass(const llama_model & model, const void * context);
+    ~ostinato_pass();
+
+    ostinato_pass(const ostinato_pass &) = delete;
+    ostinato_pass & operator=(const ostinato_pass &) = delete;
+
+    bool has_changed = false; // experts have moved since the context's last pass: its graph is void
+    bool has_failed  = false; // the CPU branch failed to answer in an earlier pass
+
+private:
+    std::shared_ptr<ostinato_model> entry;
+};
 
 // The variables of build_moe_ffn that name its expert tensors and the ids that address them.
 struct ostinato_moe_variables {
@@ -42,6 +66,7 @@ struct ostinato_layer;
 // What ostinato_join_layer needs to know of the layer that was published.
 struct ostinato_published {
     const ostinato_layer * layer = nullptr; // nullptr: stock nodes, nothing to join
+    ggml_tensor * ids     = nullptr; // of experts
     ggml_tensor * handoff = nullptr;
     ggml_tensor * x       = nullptr; // [n_embd, n_tokens]
     ggml_tensor * weights = nullptr; // [1, k, n_tokens]

@@ -1,4 +1,4 @@
-// What the hooks in ggml-cuda.cu call. Inert when: no node of the graph is one of Ostinato's operators.
+// What the hooks in ggml-cuda call. Inert when: no node of the graph is one of Ostinato's operators.
 
 #pragma once
 
@@ -12,3 +12,6 @@ bool ostinato_cuda_supports_op(const ggml_tensor * op);
 // Launches the operator on the context's stream; never allocates, synchronises or reads device memory on the host, so it can
 // be captured in a CUDA graph. False when `dst` is a custom node of somebody else.
 bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+
+// The table of cuda-functions.h for its name, else nullptr.
+void * ostinato_cuda_get_proc_address(const char * name);

@@ -46,8 +46,7 @@ static void translate(const ggml_tensor * ids, const ggml_tensor * table, int32_
     }
     handoff.header[ostinato_handoff::N_COLD]   = n_cold;
     handoff.header[ostinato_handoff::N_GROUPS] = n_groups;
-    handoff.header[ostinato_handoff::ARRIVALS] = 0;
-    handoff.header[ostinato_handoff::PHASE]    = 0;
+    *(ostinato_team *) (handoff.header + ostinato_handoff::TEAM) = { 0, 0, 0 };
 }
 
 // Runs on one thread: a layer has at most a few thousand routes per forward pass. The counters are read by other threads while a
@@ -83,19 +82,29 @@ static void join_cpu(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const ggml_tensor * weights   = dst->src[3];
 
     const int64_t k = weights->ne[1];
+    const ostinato_handoff handoff((int32_t *) published->data, (int32_t) (k*weights->ne[2]));
     const uintptr_t after_result = (uintptr_t) ((float *) dst->data + gpu->ne[0]*gpu->ne[1]);
     const ostinato_cold_step step = {
         /*.ffn      =*/ (const ostinato_expert_ffn *) userdata,
-        /*.handoff  =*/ ostinato_handoff((int32_t *) published->data, (int32_t) (k*weights->ne[2])),
+        /*.host     =*/ nullptr,
         /*.k        =*/ (int32_t) k,
         /*.n_tokens =*/ (int32_t) weights->ne[2],
+        /*.n_cold   =*/ handoff.header[ostinato_handoff::N_COLD],
+        /*.n_groups =*/ handoff.header[ostinato_handoff::N_GROUPS],
+        /*.cold     =*/ handoff.cold,
+        /*.groups   =*/ handoff.groups,
         /*.x        =*/ (const float *) x->data,
         /*.weights  =*/ (const float *) weights->data,
         /*.gpu      =*/ (const float *) gpu->data,
         /*.out      =*/ (float *) dst->data,
         /*.scratch  =*/ (char *) ((after_result + 63) & ~(uintptr_t) 63),
+        /*.team     =*/ (ostinato_team *) (handoff.header + ostinato_handoff::TEAM),
     };
     ostinato_compute_cold(step, ith, nth);
+}
+
+static void unsupported_cpu(ggml_tensor *, int, int, void *) {
+    GGML_ABORT("an operator for GPUs was scheduled on the CPU");
 }
 
 static ggml_tensor * custom(
@@ -117,35 +126,52 @@ ggml_tensor * ostinato_publish_counts(ggml_context * ctx, ggml_tensor * ids, ggm
     return node;
 }
 
+static void set_layer(ggml_tensor * node, const ostinato_layer_ops & ops) {
+    node->op_params[OSTINATO_PARAM_ZERO_SLOT] = ops.zero_slot;
+    node->op_params[OSTINATO_PARAM_LAYER]     = ops.layer;
+    memcpy(&node->op_params[OSTINATO_PARAM_MAILBOX], &ops.mailbox, sizeof(ops.mailbox));
+}
+
 ggml_tensor * ostinato_publish(
-        ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * index_table, int32_t zero_slot, int32_t phase,
-        ggml_tensor ** slot_ids) {
-    GGML_ASSERT(ids->type == GGML_TYPE_I32 && counts->type == GGML_TYPE_I32 && index_table->type == GGML_TYPE_I32);
+        ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * x, ggml_tensor * weights,
+        int32_t phase, ggml_tensor ** slot_ids) {
+    GGML_ASSERT(ids->type == GGML_TYPE_I32 && counts->type == GGML_TYPE_I32 && ops.index_table->type == GGML_TYPE_I32);
+    GGML_ASSERT(ggml_is_contiguous(x) && ggml_is_contiguous(weights));
     GGML_ASSERT(phase >= 0 && phase < counts->ne[1]);
 
     const int64_t k        = ids->ne[0];
     const int64_t n_tokens = ids->ne[1];
-    ggml_tensor * args[] = { ids, counts, index_table };
-    ggml_tensor * node = custom(
-        ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, ostinato_handoff::words(k*n_tokens), args, 3, publish_cpu, 1, nullptr);
-    node->op_params[OSTINATO_PARAM_PHASE]     = phase;
-    node->op_params[OSTINATO_PARAM_ZERO_SLOT] = zero_slot;
+    const int64_t n_words  = ops.mailbox ? k*n_tokens : ostinato_handoff::words(k*n_tokens);
+    ggml_tensor * args[] = { ids, counts, ops.index_table, x, weights };
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, n_words, args, 5, publish_cpu, 1, nullptr);
+    node->op_params[OSTINATO_PARAM_PHASE] = phase;
+    node->op_params[OSTINATO_PARAM_STAGED] = ops.is_staged;
+    set_layer(node, ops);
 
     *slot_ids = ggml_view_2d(ctx, node, k, n_tokens, k*sizeof(int32_t), 0);
     return node;
 }
 
+ggml_tensor * ostinato_stage(
+        ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * published, ggml_tensor * gpu) {
+    GGML_ASSERT(ops.mailbox);
+    ggml_tensor * args[] = { ids, published, ops.index_table, gpu };
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_STAGE, GGML_TYPE_I32, ids->ne[0]*ids->ne[1], args, 4, unsupported_cpu, 1, nullptr);
+    set_layer(node, ops);
+    return ggml_view_2d(ctx, node, ids->ne[0], ids->ne[1], ids->ne[0]*sizeof(int32_t), 0);
+}
+
 ggml_tensor * ostinato_join(
-        ggml_context * ctx, ggml_tensor * gpu, ggml_tensor * published, ggml_tensor * x, ggml_tensor * weights,
-        const ostinato_expert_ffn * ffn) {
+        ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * gpu, ggml_tensor * published, ggml_tensor * x, ggml_tensor * weights) {
     GGML_ASSERT(ggml_is_contiguous(gpu) && ggml_is_contiguous(x) && ggml_is_contiguous(weights));
 
     const int64_t n_embd   = gpu->ne[0];
     const int64_t n_tokens = gpu->ne[1];
-    const size_t  scratch  = 64 + ostinato_cold_scratch_bytes(*ffn, weights->ne[1]*n_tokens, n_tokens);
+    const size_t  scratch  = ops.mailbox ? 0 : 64 + ostinato_cold_scratch_bytes(*ops.ffn, weights->ne[1]*n_tokens, n_tokens);
     const int64_t n_floats = n_embd*n_tokens + (int64_t) ((scratch + sizeof(float) - 1)/sizeof(float));
 
     ggml_tensor * args[] = { gpu, published, x, weights };
-    ggml_tensor * node = custom(ctx, OSTINATO_OP_JOIN, GGML_TYPE_F32, n_floats, args, 4, join_cpu, GGML_N_TASKS_MAX, ffn);
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_JOIN, GGML_TYPE_F32, n_floats, args, 4, join_cpu, GGML_N_TASKS_MAX, ops.ffn);
+    set_layer(node, ops);
     return ggml_view_2d(ctx, node, n_embd, n_tokens, n_embd*sizeof(float), 0);
 }

@@ -1,46 +1,364 @@
 // CUDA implementation of the operators in ops.h.
 
+#include "ostinato/cuda-functions.h"
+#include "ostinato/mailbox.h"
 #include "ostinato/ops-cuda.h"
-#include "ostinato/ops.h"
+#include "ostinato/skip.cuh"
 
 #include "common.cuh"
+#include "mmq.cuh"
+#include "mmvq.cuh"
 
-static constexpr int PUBLISH_BLOCK = 256;
+#include <cstring>
 
-// counts (n_experts) of one phase; ids (k * n_tokens) with strides in elements. One thread per route: k * n_tokens is at most a few
-// ten thousand, and equal ids of one warp are added once per group by the hardware's reduction of same-address atomics.
-static __global__ void publish_count_routes(
-        const int32_t * __restrict__ ids, int32_t * __restrict__ counts,
-        const int n_experts, const int k, const int n_routes, const int64_t stride_id, const int64_t stride_token) {
-    const int route = blockIdx.x*blockDim.x + threadIdx.x;
-    if (route >= n_routes) {
+static constexpr int BLOCK = 256;
+
+// A step of up to so many routes and input floats is published and joined by few, fused kernels: launches cost more than the work.
+static constexpr int64_t SMALL_ROUTES = 1024;
+static constexpr int64_t SMALL_INPUTS = 64*1024;
+
+static __device__ __forceinline__ uint32_t load_volatile(const uint32_t * word) {
+    return *(const volatile uint32_t *) word;
+}
+
+static __device__ __forceinline__ void store_volatile(void * word, const uint32_t value) {
+    *(volatile uint32_t *) word = value;
+}
+
+static __device__ __forceinline__ uint64_t now_ns() {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+struct publish_args {
+    const int32_t * ids;     // (n_routes) with strides in elements
+    int64_t stride_id;
+    int64_t stride_token;
+    int32_t * counts;        // (n_experts) of one phase
+    const int32_t * table;   // (n_experts), nullptr: count only
+    int32_t * slot_ids;      // (n_routes)
+    const float * x;         // (n_inputs)
+    const float * weights;   // (n_routes)
+    int64_t n_inputs;
+    int n_experts;
+    int k;
+    int n_routes;
+    int zero_slot;
+    int layer;
+    ostinato_mailbox mailbox;
+};
+
+// One route: counted, translated, and where it is cold, listed at the place that `n_found` gives.
+static __device__ __forceinline__ void publish_route(const publish_args & a, const int route, uint32_t * n_found) {
+    const int position = route % a.k;
+    const int32_t id   = a.ids[(route / a.k)*a.stride_token + position*a.stride_id];
+    const bool is_valid = id >= 0 && id < a.n_experts;
+    if (is_valid) {
+        atomicAdd(a.counts + id, 1);
+    }
+    if (!a.table) {
         return;
     }
-    const int32_t id = ids[(route / k)*stride_token + (route % k)*stride_id];
-    if (id >= 0 && id < n_experts) {
-        atomicAdd(counts + id, 1);
+    const int32_t slot = is_valid ? a.table[id] : -1;
+    a.slot_ids[route] = slot >= 0 ? slot : a.zero_slot == OSTINATO_NO_ZERO_SLOT ? OSTINATO_SKIPPED_SLOT : a.zero_slot + position;
+    if (is_valid && slot < 0 && !a.mailbox.state->failed) {
+        const uint32_t i = atomicAdd(n_found, 1);
+        a.mailbox.cold[2*i + 0] = id;
+        a.mailbox.cold[2*i + 1] = route;
+        a.mailbox.weights[route] = a.weights[route];
     }
+}
+
+// The step's last act, by one thread, after everything else of it is visible to this thread's device.
+static __device__ __forceinline__ void publish_signal(const publish_args & a, const uint32_t n_cold) {
+    ostinato_mailbox_state * state = a.mailbox.state;
+    state->n_cold = n_cold;
+    if (n_cold == 0) {
+        return;
+    }
+    ostinato_request * request = a.mailbox.request;
+    store_volatile(&request->layer,    a.layer);
+    store_volatile(&request->n_tokens, a.n_routes / a.k);
+    store_volatile(&request->k,        a.k);
+    store_volatile(&request->n_cold,   n_cold);
+    state->n_published  += 1;
+    state->n_cold_total += n_cold;
+    const uint32_t sequence = state->sequence + 1;
+    state->sequence = sequence;
+    __threadfence_system(); // the host sees the request before its number
+    store_volatile(&request->sequence, sequence);
+}
+
+static __global__ void publish_small(const publish_args a) {
+    __shared__ uint32_t n_found;
+    if (threadIdx.x == 0) {
+        n_found = 0;
+    }
+    __syncthreads();
+    for (int route = threadIdx.x; route < a.n_routes; route += blockDim.x) {
+        publish_route(a, route, &n_found);
+    }
+    __syncthreads();
+    if (n_found > 0) {
+        for (int64_t i = threadIdx.x; i < a.n_inputs; i += blockDim.x) {
+            a.mailbox.x[i] = a.x[i];
+        }
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        publish_signal(a, n_found);
+    }
+}
+
+static __global__ void publish_routes(const publish_args a) {
+    const int route = blockIdx.x*blockDim.x + threadIdx.x;
+    if (route < a.n_routes) {
+        publish_route(a, route, a.table ? &a.mailbox.state->n_found : nullptr);
+    }
+}
+
+static __global__ void publish_inputs(const publish_args a) {
+    if (a.mailbox.state->n_found == 0) {
+        return;
+    }
+    for (int64_t i = (int64_t) blockIdx.x*blockDim.x + threadIdx.x; i < a.n_inputs; i += (int64_t) gridDim.x*blockDim.x) {
+        a.mailbox.x[i] = a.x[i];
+    }
+    __threadfence_system();
+}
+
+static __global__ void publish_done(const publish_args a) {
+    const uint32_t n_cold = a.mailbox.state->n_found;
+    a.mailbox.state->n_found = 0;
+    publish_signal(a, n_cold);
+}
+
+// Few blocks, so that the product chain beside it has the GPU to itself: the link is busy with far fewer bytes in flight than these ask for.
+static constexpr int COPY_BLOCKS  = 32;
+static constexpr int COPY_THREADS = 512;
+static constexpr int COPIES_AT_ONCE = 48; // in shared memory
+
+static __global__ void copy_experts(const ostinato_mailbox mailbox) {
+    ostinato_mailbox_state * state = mailbox.state;
+    __shared__ bool is_decided;
+    if (threadIdx.x == 0) {
+        is_decided = false;
+        if (state->n_cold > 0 && !state->failed) {
+            const uint32_t sequence = state->sequence;
+            const uint64_t begin    = now_ns();
+            is_decided = true;
+            while (load_volatile(&mailbox.request->decided) != sequence) {
+                if (now_ns() - begin > mailbox.timeout_ns || load_volatile(&mailbox.request->failed)) {
+                    is_decided = false;
+                    state->failed = 1;
+                    store_volatile(&mailbox.request->failed, 1);
+                    break;
+                }
+            }
+            __threadfence_system();
+        }
+    }
+    __syncthreads();
+    if (!is_decided) {
+        return;
+    }
+    // Lists and slots come over the link once per block. Volatile: the host wrote them while the kernel ran.
+    __shared__ ostinato_copy copies[COPIES_AT_ONCE];
+    const int n_copies = *(const volatile int32_t *) &mailbox.request->n_copies;
+    const int64_t thread = (int64_t) blockIdx.x*blockDim.x + threadIdx.x;
+    const int64_t stride = (int64_t) gridDim.x*blockDim.x;
+    for (int64_t e = thread; e < mailbox.n_experts; e += stride) {
+        mailbox.staged_slots[e] = *(const volatile int32_t *) (mailbox.decided_slots + e);
+    }
+    for (int first = 0; first < n_copies; first += COPIES_AT_ONCE) {
+        const int n_listed = min(COPIES_AT_ONCE, n_copies - first);
+        const int n_words  = n_listed*(int) (sizeof(ostinato_copy)/sizeof(uint64_t));
+        __syncthreads(); // everybody is through with the last part of the list
+        for (int w = threadIdx.x; w < n_words; w += blockDim.x) {
+            ((uint64_t *) copies)[w] = ((const volatile uint64_t *) (mailbox.copies + first))[w];
+        }
+        __syncthreads();
+        for (int listed = 0; listed < n_listed; ++listed) {
+            const ostinato_copy copy = copies[listed];
+            const uint4 * src = (const uint4 *) copy.src;
+            uint4 * dst       = (uint4 *) copy.dst;
+            const int64_t n   = copy.bytes/16;
+            int64_t i = thread;
+            for (; i + 3*stride < n; i += 4*stride) {
+                const uint4 w0 = src[i];
+                const uint4 w1 = src[i + stride];
+                const uint4 w2 = src[i + 2*stride];
+                const uint4 w3 = src[i + 3*stride];
+                dst[i] = w0;
+                dst[i + stride]   = w1;
+                dst[i + 2*stride] = w2;
+                dst[i + 3*stride] = w3;
+            }
+            for (; i < n; i += stride) {
+                dst[i] = src[i];
+            }
+        }
+    }
+}
+
+static void fork_upload(const ostinato_mailbox & mailbox, cudaStream_t stream) {
+    cudaStream_t second = (cudaStream_t) mailbox.stream;
+    CUDA_CHECK(cudaEventRecord((cudaEvent_t) mailbox.forked, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(second, (cudaEvent_t) mailbox.forked, 0));
+    copy_experts<<<COPY_BLOCKS, COPY_THREADS, 0, second>>>(mailbox);
+    CUDA_CHECK(cudaGetLastError());
+    CUDA_CHECK(cudaEventRecord((cudaEvent_t) mailbox.joined, second));
 }
 
 static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
     const ggml_tensor * ids    = dst->src[0]; // [k, n_tokens]
     const ggml_tensor * counts = dst->src[1]; // [n_experts, 2]
+    const ggml_tensor * table  = dst->src[2];
 
-    const int k        = ids->ne[0];
-    const int n_routes = k*ids->ne[1];
+    publish_args a = {};
+    a.ids          = (const int32_t *) ids->data;
+    a.stride_id    = ids->nb[0]/sizeof(int32_t);
+    a.stride_token = ids->nb[1]/sizeof(int32_t);
+    a.counts       = (int32_t *) ((char *) counts->data + dst->op_params[OSTINATO_PARAM_PHASE]*counts->nb[1]);
+    a.n_experts    = counts->ne[0];
+    a.k            = ids->ne[0];
+    a.n_routes     = ids->ne[0]*ids->ne[1];
+    if (a.n_routes == 0) {
+        return;
+    }
+    const int n_blocks = (a.n_routes + BLOCK - 1)/BLOCK;
+    cudaStream_t stream = ctx.stream();
+    if (!table) {
+        publish_routes<<<n_blocks, BLOCK, 0, stream>>>(a);
+        CUDA_CHECK(cudaGetLastError());
+        return;
+    }
+    const ggml_tensor * x       = dst->src[3]; // [n_embd, n_tokens]
+    const ggml_tensor * weights = dst->src[4]; // [1, k, n_tokens]
+    a.table     = (const int32_t *) table->data;
+    a.slot_ids  = (int32_t *) dst->data;
+    a.x         = (const float *) x->data;
+    a.weights   = (const float *) weights->data;
+    a.n_inputs  = ggml_nelements(x);
+    a.zero_slot = dst->op_params[OSTINATO_PARAM_ZERO_SLOT];
+    a.layer     = dst->op_params[OSTINATO_PARAM_LAYER];
+    a.mailbox   = *ostinato_mailbox_of(dst);
+    GGML_ASSERT(a.n_routes <= a.mailbox.max_routes && a.n_inputs <= a.mailbox.max_inputs);
+
+    if (a.n_routes <= SMALL_ROUTES && a.n_inputs <= SMALL_INPUTS) {
+        publish_small<<<1, 1024, 0, stream>>>(a);
+    } else {
+        publish_routes<<<n_blocks, BLOCK, 0, stream>>>(a);
+        publish_inputs<<<128, BLOCK, 0, stream>>>(a);
+        publish_done<<<1, 1, 0, stream>>>(a);
+    }
+    CUDA_CHECK(cudaGetLastError());
+    if (dst->op_params[OSTINATO_PARAM_STAGED]) {
+        fork_upload(a.mailbox, stream);
+    }
+}
+
+// True when the answer to the step is there, false when there is nothing to wait for or waiting has failed. One thread of a block.
+static __device__ bool join_wait(const ostinato_mailbox & mailbox, const bool is_counted) {
+    ostinato_mailbox_state * state = mailbox.state;
+    if (state->n_cold == 0 || state->failed) {
+        return false;
+    }
+    const uint32_t sequence = state->sequence;
+    const uint64_t begin    = now_ns();
+    uint64_t now = begin;
+    while (load_volatile(&mailbox.request->answer) != sequence) {
+        now = now_ns();
+        if (now - begin > mailbox.timeout_ns || load_volatile(&mailbox.request->failed)) {
+            state->failed = 1;
+            store_volatile(&mailbox.request->failed, 1);
+            __threadfence_system();
+            return false;
+        }
+    }
+    __threadfence_system(); // what the host wrote before its answer is read after it
+    if (is_counted) {
+        state->waited_ns += now - begin;
+    }
+    return true;
+}
+
+static __global__ void join_waiting(const ostinato_mailbox mailbox) {
+    join_wait(mailbox, true);
+}
+
+// is_waiting: every block waits for itself; else join_waiting did before.
+static __global__ void join_add(
+        const ostinato_mailbox mailbox, const float * gpu, float * dst, const int64_t n, const bool is_waiting) {
+    __shared__ bool has_answer;
+    if (threadIdx.x == 0) {
+        has_answer = is_waiting ? join_wait(mailbox, blockIdx.x == 0) : mailbox.state->n_cold > 0 && !mailbox.state->failed;
+    }
+    __syncthreads();
+    const bool is_added = has_answer;
+    for (int64_t i = (int64_t) blockIdx.x*blockDim.x + threadIdx.x; i < n; i += (int64_t) gridDim.x*blockDim.x) {
+        dst[i] = is_added ? gpu[i] + __ldcv(mailbox.out + i) : gpu[i];
+    }
+}
+
+static void join(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const ggml_tensor * gpu = dst->src[0]; // [n_embd, n_tokens]
+    const ostinato_mailbox & mailbox = *ostinato_mailbox_of(dst);
+    const int64_t n = ggml_nelements(gpu);
+    GGML_ASSERT(n <= mailbox.max_outputs);
+    if (n == 0) {
+        return;
+    }
+    cudaStream_t stream = ctx.stream();
+    if (n <= SMALL_INPUTS/8) {
+        join_add<<<(n + 1023)/1024, 1024, 0, stream>>>(mailbox, (const float *) gpu->data, (float *) dst->data, n, true);
+    } else {
+        join_waiting<<<1, 1, 0, stream>>>(mailbox);
+        join_add<<<(int) std::min<int64_t>((n + BLOCK - 1)/BLOCK, 1024), BLOCK, 0, stream>>>(
+            mailbox, (const float *) gpu->data, (float *) dst->data, n, false);
+    }
+    CUDA_CHECK(cudaGetLastError());
+}
+
+static __global__ void stage_routes(
+        const ostinato_mailbox mailbox, const int32_t * ids, int32_t * staged_ids, const int n_experts, const int k, const int n_routes,
+        const int64_t stride_id, const int64_t stride_token) {
+    const int route = blockIdx.x*blockDim.x + threadIdx.x;
+    if (route >= n_routes) {
+        return;
+    }
+    const int32_t id = ids[(route / k)*stride_token + (route % k)*stride_id];
+    const bool is_cold = mailbox.state->n_cold > 0 && !mailbox.state->failed && id >= 0 && id < n_experts;
+    const int32_t slot = is_cold ? mailbox.staged_slots[id] : -1;
+    staged_ids[route] = slot >= 0 ? slot : OSTINATO_SKIPPED_SLOT;
+}
+
+static void stage(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const ggml_tensor * ids = dst->src[0]; // [k, n_tokens]
+    const ostinato_mailbox & mailbox = *ostinato_mailbox_of(dst);
+    const int n_experts = dst->src[2]->ne[0];
+    const int k         = ids->ne[0];
+    const int n_routes  = ids->ne[0]*ids->ne[1];
     if (n_routes == 0) {
         return;
     }
-    int32_t * row = (int32_t *) ((char *) counts->data + dst->op_params[OSTINATO_PARAM_PHASE]*counts->nb[1]);
-
-    publish_count_routes<<<(n_routes + PUBLISH_BLOCK - 1)/PUBLISH_BLOCK, PUBLISH_BLOCK, 0, ctx.stream()>>>(
-        (const int32_t *) ids->data, row, counts->ne[0], k, n_routes, ids->nb[0]/sizeof(int32_t), ids->nb[1]/sizeof(int32_t));
+    cudaStream_t stream = ctx.stream();
+    CUDA_CHECK(cudaStreamWaitEvent(stream, (cudaEvent_t) mailbox.joined, 0));
+    stage_routes<<<(n_routes + BLOCK - 1)/BLOCK, BLOCK, 0, stream>>>(
+        mailbox, (const int32_t *) ids->data, (int32_t *) dst->data, n_experts, k, n_routes, ids->nb[0]/sizeof(int32_t), ids->nb[1]/sizeof(int32_t));
     CUDA_CHECK(cudaGetLastError());
 }
 
 bool ostinato_cuda_supports_op(const ggml_tensor * op) {
-    // the hand-off to the CPU branch has no CUDA implementation: residency is refused for layers on a GPU
-    return ostinato_op_of(op) == OSTINATO_OP_PUBLISH && !op->src[2];
+    switch (ostinato_op_of(op)) {
+        case OSTINATO_OP_PUBLISH: return !op->src[2] || ostinato_mailbox_of(op);
+        case OSTINATO_OP_STAGE:
+        case OSTINATO_OP_JOIN:    return ostinato_mailbox_of(op);
+        case OSTINATO_OP_NONE:    break;
+    }
+    return false;
 }
 
 bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
@@ -48,9 +366,133 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
         case OSTINATO_OP_PUBLISH:
             publish(ctx, dst);
             return true;
+        case OSTINATO_OP_STAGE:
+            stage(ctx, dst);
+            return true;
         case OSTINATO_OP_JOIN:
+            join(ctx, dst);
+            return true;
         case OSTINATO_OP_NONE:
             break;
     }
     return false;
+}
+
+static __global__ void fill_skipped(int32_t * ids_src1, int32_t * ids_dst, const int n, const int value) {
+    const int i = blockIdx.x*blockDim.x + threadIdx.x;
+    if (i < n) {
+        ids_src1[i] = value;
+        ids_dst [i] = 0;
+    }
+}
+
+static __global__ void zero_skipped(
+        const int32_t * ids, float * dst, const int k, const int64_t n_rows, const int64_t stride_ids, const int64_t stride_k, const int64_t stride_token) {
+    const int route = blockIdx.x;
+    if (ids[(route / k)*stride_ids + route % k] != OSTINATO_SKIPPED_SLOT) {
+        return;
+    }
+    float * row = dst + (route / k)*stride_token + (route % k)*stride_k;
+    for (int64_t i = threadIdx.x; i < n_rows; i += blockDim.x) {
+        row[i] = 0.0f;
+    }
+}
+
+void ostinato_prepare_skipping(
+        const ggml_tensor * ids, ggml_tensor * dst, int32_t * ids_src1, int32_t * ids_dst, const bool is_inverse, cudaStream_t stream) {
+    if (!ostinato_has_skipped(ids)) {
+        return;
+    }
+    const int n = ids->ne[0]*ids->ne[1];
+    fill_skipped<<<(n + 255)/256, 256, 0, stream>>>(ids_src1, ids_dst, n, is_inverse ? n - 1 : 0);
+    CUDA_CHECK(cudaGetLastError());
+    zero_skipped<<<n, 256, 0, stream>>>(
+        (const int32_t *) ids->data, (float *) dst->data, ids->ne[0], dst->ne[0], ids->nb[1]/sizeof(int32_t), dst->nb[1]/sizeof(float),
+        dst->nb[2]/sizeof(float));
+    CUDA_CHECK(cudaGetLastError());
+}
+
+static void * allocate_host(size_t bytes) {
+    void * data = nullptr;
+    if (cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+        (void) cudaGetLastError();
+        return nullptr;
+    }
+    return data;
+}
+
+static void free_host(void * data) {
+    CUDA_CHECK(cudaFreeHost(data));
+}
+
+static bool lock_pages(void * data, size_t bytes) {
+    const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    (void) cudaGetLastError();
+    return status == cudaSuccess;
+}
+
+static void unlock_pages(void * data) {
+    CUDA_CHECK(cudaHostUnregister(data));
+}
+
+static bool copy(int device, void * dst, const void * src, size_t bytes) {
+    ggml_cuda_set_device(device);
+    const bool is_done = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cudaStreamPerThread) == cudaSuccess &&
+        cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
+    (void) cudaGetLastError();
+    return is_done;
+}
+
+static bool fill(int device, void * dst, int value, size_t bytes) {
+    ggml_cuda_set_device(device);
+    const bool is_done = cudaMemsetAsync(dst, value, bytes, cudaStreamPerThread) == cudaSuccess &&
+        cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
+    (void) cudaGetLastError();
+    return is_done;
+}
+
+static void * make_stream(int device) {
+    ggml_cuda_set_device(device);
+    cudaStream_t stream = nullptr;
+    const bool is_made = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess;
+    (void) cudaGetLastError();
+    return is_made ? stream : nullptr;
+}
+
+static void free_stream(int device, void * stream) {
+    ggml_cuda_set_device(device);
+    CUDA_CHECK(cudaStreamDestroy((cudaStream_t) stream));
+}
+
+static void * make_event(int device) {
+    ggml_cuda_set_device(device);
+    cudaEvent_t event = nullptr;
+    const bool is_made = cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess;
+    (void) cudaGetLastError();
+    return is_made ? event : nullptr;
+}
+
+static void free_event(int device, void * event) {
+    ggml_cuda_set_device(device);
+    CUDA_CHECK(cudaEventDestroy((cudaEvent_t) event));
+}
+
+static void synchronize(int device) {
+    ggml_cuda_set_device(device);
+    CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+static bool skips_routes(int device, ggml_type type, int64_t n_experts) {
+    ggml_cuda_set_device(device);
+    const int cc = ggml_cuda_info().devices[device].cc;
+    // from one token to the largest batch: a type that ever takes another kernel keeps its zero slots
+    return ggml_is_quantized(type) && ggml_cuda_should_use_mmq(type, cc, 1, n_experts) && ggml_cuda_should_use_mmq(type, cc, 1 << 20, n_experts);
+}
+
+void * ostinato_cuda_get_proc_address(const char * name) {
+    static const ostinato_cuda_functions functions = {
+        allocate_host, free_host, lock_pages, unlock_pages, copy, fill, make_stream, free_stream, make_event, free_event,
+        synchronize, skips_routes,
+    };
+    return strcmp(name, OSTINATO_CUDA_FUNCTIONS) == 0 ? (void *) &functions : nullptr;
 }

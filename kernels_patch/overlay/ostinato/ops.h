@@ -5,11 +5,17 @@
 // The CUDA backend knows nothing of llama or of this library's state: all a kernel needs is in op_params and in src.
 //
 //   operator   src                                 dst                                effect
-//   PUBLISH    0 ids          [k, n_tokens] i32    i32 words of handoff.h,            counts[ids] += 1 in row `phase` of src 1; with an
-//              1 counts       [n_experts, 2] i32   or [1] without an index table      index table, slot ids and the list of cold routes
+//   PUBLISH    0 ids          [k, n_tokens] i32    i32: slot ids [k, n_tokens], on    counts[ids] += 1 in row `phase` of src 1; with an
+//              1 counts       [n_experts, 2] i32   the CPU also the rest of           index table, slot ids, and the cold routes: on the
+//              2 index table  [n_experts] i32      handoff.h; [1] without an index    CPU into dst, on a GPU into its mailbox, with
+//              3 layer input  [n_embd, n_tokens]   table                              their weights and the layer's input
+//              4 weights      [1, k, n_tokens]
+//   STAGE      0 ids          [k, n_tokens] i32    i32 [k, n_tokens]                  waits for the uploads of the step: staging slots of
+//              1 PUBLISH's dst                     routes whose expert was uploaded, skipped else. On GPUs only
 //              2 index table  [n_experts] i32
+//              3 the GPU branch's output, which is computed before
 //   JOIN       0 gpu branch   [n_embd, n_tokens]   f32: [n_embd, n_tokens] of         the cold routes' weighted sum per token, added
-//              1 PUBLISH's dst                     result, then scratch               to the GPU branch's output
+//              1 PUBLISH's dst                     result, on the CPU then scratch    to the GPU branch's output
 //              2 layer input  [n_embd, n_tokens]
 //              3 weights      [1, k, n_tokens]
 //
@@ -18,23 +24,33 @@
 #pragma once
 
 #include "cpu-branch.h"
+#include "handoff.h"
+#include "mailbox.h"
 
 #include "ggml.h"
 
 #include <cstdint>
+#include <cstring>
 
 constexpr int32_t OSTINATO_OP_TAG          = 0x54534f4f; // "OOST" in memory
 constexpr int     OSTINATO_PARAM_TAG       = 8;          // index into op_params; ggml's custom parameters end before it
 constexpr int     OSTINATO_PARAM_OP        = 9;
 constexpr int     OSTINATO_PARAM_PHASE     = 10;
-constexpr int     OSTINATO_PARAM_ZERO_SLOT = 11;
+constexpr int     OSTINATO_PARAM_ZERO_SLOT = 11;         // the first zero slot, or OSTINATO_NO_ZERO_SLOT
+constexpr int     OSTINATO_PARAM_LAYER     = 12;         // what the mailbox calls the layer
+constexpr int     OSTINATO_PARAM_STAGED    = 13;         // of PUBLISH: whether the step may upload
+constexpr int     OSTINATO_PARAM_MAILBOX   = 14;         // a pointer, in two words; nullptr on the CPU
 
-static_assert(GGML_MAX_OP_PARAMS / sizeof(int32_t) > OSTINATO_PARAM_ZERO_SLOT, "op_params are too small for Ostinato's operators");
+constexpr int32_t OSTINATO_NO_ZERO_SLOT    = -1;         // routes of cold experts are skipped instead; see skip.h
+
+static_assert(GGML_MAX_OP_PARAMS / sizeof(int32_t) >= OSTINATO_PARAM_MAILBOX + sizeof(void *)/sizeof(int32_t),
+    "op_params are too small for Ostinato's operators");
 
 enum ostinato_op : int32_t {
     OSTINATO_OP_NONE    = 0,
     OSTINATO_OP_PUBLISH = 1,
     OSTINATO_OP_JOIN    = 2,
+    OSTINATO_OP_STAGE   = 3,
 };
 
 // OSTINATO_OP_NONE for every node that is not ours.
@@ -45,15 +61,34 @@ static inline ostinato_op ostinato_op_of(const ggml_tensor * node) {
     return (ostinato_op) node->op_params[OSTINATO_PARAM_OP];
 }
 
+static inline const ostinato_mailbox * ostinato_mailbox_of(const ggml_tensor * node) {
+    const ostinato_mailbox * mailbox;
+    memcpy(&mailbox, &node->op_params[OSTINATO_PARAM_MAILBOX], sizeof(mailbox));
+    return mailbox;
+}
+
 // Counts the routes of `ids` into row `phase` of `counts`. Has to be expanded into the graph by hand, since nothing consumes it.
 ggml_tensor * ostinato_publish_counts(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, int32_t phase);
 
+// What PUBLISH and JOIN of one layer have in common.
+struct ostinato_layer_ops {
+    ggml_tensor * index_table;
+    int32_t zero_slot;
+    const ostinato_expert_ffn * ffn;  // must outlive the graph
+    const ostinato_mailbox * mailbox; // of the layer's GPU, nullptr on the CPU
+    int32_t layer;                    // what the mailbox calls the layer
+    bool is_staged = false;           // a STAGE node follows
+};
+
 // The same, and translates ids: `slot_ids` becomes a view [k, n_tokens] of the node, for the products over the pool.
 ggml_tensor * ostinato_publish(
-        ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * index_table, int32_t zero_slot, int32_t phase,
-        ggml_tensor ** slot_ids);
+        ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * x, ggml_tensor * weights,
+        int32_t phase, ggml_tensor ** slot_ids);
 
-// [n_embd, n_tokens]: `gpu` plus the cold routes that `published` lists. `ffn` must outlive the graph.
+// Slot ids in the staging buffer [k, n_tokens], for products that follow `gpu`.
+ggml_tensor * ostinato_stage(
+        ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * published, ggml_tensor * gpu);
+
+// [n_embd, n_tokens]: `gpu` plus the cold routes that `published` lists.
 ggml_tensor * ostinato_join(
-        ggml_context * ctx, ggml_tensor * gpu, ggml_tensor * published, ggml_tensor * x, ggml_tensor * weights,
-        const ostinato_expert_ffn * ffn);
+        ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * gpu, ggml_tensor * published, ggml_tensor * x, ggml_tensor * weights);

@@ -66,11 +66,48 @@ static json describe_residency(const llama_model * model) {
     };
 }
 
+static json describe_devices(const llama_model * model) {
+    size_t n = 0;
+    ostinato_get_device_status(model, nullptr, 0, &n);
+    std::vector<ostinato_device_status> devices(n);
+    ostinato_get_device_status(model, devices.data(), devices.size(), &n);
+    json out = json::array();
+    for (const auto & d : devices) {
+        out.push_back({
+            { "name",          d.name },
+            { "gpu",           d.is_gpu },
+            { "pool_capacity", d.pool_capacity },
+            { "pool_used",     d.pool_used },
+            { "published",     d.n_published },
+            { "cold_routes",   d.n_cold },
+            { "waited_ms",     d.waited_ns/1e6 },
+            { "cpu_routes",    d.n_cpu },
+            { "cpu_busy_ms",   d.cpu_busy_ns/1e6 },
+            { "uploaded",      d.n_uploaded },
+            { "uploaded_bytes", d.uploaded_bytes },
+            { "staging_bytes", d.staging_bytes },
+            { "speeds", {
+                { "cpu_row_bytes_per_s",  d.cpu_row_bytes_per_s },
+                { "cpu_rows_bytes_per_s", d.cpu_rows_bytes_per_s },
+                { "link_bytes_per_s",     d.link_bytes_per_s },
+            }},
+        });
+    }
+    return out;
+}
+
 static server_http_res_ptr get_status(const server_http_req &) {
     const llama_model * model = served_model();
     ostinato_route_shape shape = { 0, 0 };
     const bool is_counting = ostinato_get_route_shape(model, &shape) == OSTINATO_OK;
     const std::string reason = is_counting ? "" : ostinato_last_error();
+    const json devices = describe_devices(model);
+    json pool_bytes = nullptr; // what hot experts may take, one number for each GPU
+    for (const json & device : devices) {
+        if (device.at("gpu").get<bool>()) {
+            pool_bytes.push_back(device.at("pool_capacity"));
+        }
+    }
     return respond({
         { "abi",          ostinato_abi_version() },
         { "llama_commit", ostinato_llama_commit() },
@@ -81,6 +118,8 @@ static server_http_res_ptr get_status(const server_http_req &) {
             { "n_experts", shape.n_experts },
         }},
         { "residency", describe_residency(model) },
+        { "devices",    devices },
+        { "pool_bytes", pool_bytes },
     });
 }
 
@@ -192,18 +231,36 @@ static server_http_res_ptr post_residency(const server_http_req & req) {
     if (body.is_discarded() || !body.is_object() || !body.contains("path") || !body.at("path").is_string()) {
         return respond_error(400, "invalid_request_error", "expected {\"path\": FILE}");
     }
+    const std::string path = body.at("path").get<std::string>();
     ostinato_residency * read = nullptr;
-    const bool is_valid = ostinato_read_residency(body.at("path").get<std::string>().c_str(), &read) == OSTINATO_OK;
+    const bool is_valid = ostinato_read_residency(path.c_str(), &read) == OSTINATO_OK;
     const residency_ptr next(read);
     if (!is_valid || ostinato_check_residency(served_model(), next.get()) != OSTINATO_OK) {
         return respond_error(422, "invalid_residency_file", ostinato_last_error());
     }
     const residency_ptr current = current_residency();
-    const json more = {{ "would_change", compare(current.get(), *next) }};
+    const json changes = compare(current.get(), *next);
     if (current && ostinato_equal_residency(current.get(), next.get())) {
-        return respond(more);
+        const uint64_t generation = ostinato_describe_residency(next.get()).generation;
+        return respond({{ "generation", generation }, { "moved", 0 }, { "swap_ms", 0.0 }, { "changed", changes }});
     }
-    return respond_error(409, "restart_required", "the file fits the model: restart the engine to apply it", more);
+    size_t n_devices = 0;
+    ostinato_get_device_status(served_model(), nullptr, 0, &n_devices);
+    if (n_devices == 0) {
+        return respond_error(409, "restart_required", "the file fits the model, whose experts are not divided between two branches: "
+            "restart the engine with the file to apply it", {{ "would_change", changes }});
+    }
+    const int64_t begin_us = ggml_time_us();
+    if (ostinato_load_residency(served_model(), path.c_str()) != OSTINATO_OK) {
+        return respond_error(422, "invalid_residency_file", ostinato_last_error());
+    }
+    const ostinato_residency_facts facts = ostinato_describe_residency(next.get());
+    return respond({
+        { "generation", facts.generation },
+        { "moved",      changes.at("become_hot") },
+        { "swap_ms",    (ggml_time_us() - begin_us)/1000.0 },
+        { "changed",    changes },
+    });
 }
 
 void ostinato_add_server_routes(server_http_context & http, server_context & server) {

@@ -27,8 +27,26 @@ UBATCHES = (1, 3, 8, 33, 128)
 CONTEXT_TYPE_MTP = 1
 """LLAMA_CONTEXT_TYPE_MTP"""
 
+Device = Literal["cpu", "gpu", "gpu_host_experts"]
+"""Where a model's layers are; in the last case their experts stay in host memory, as a placement wants them."""
+
+EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
 Output = Literal["logits", "embeddings", "draft"]
 """What is compared: logits, the embeddings of a model that has no others, or the logits of its draft layer."""
+
+
+class BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override"""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def _cpu_buffer_type(core: Any) -> int:
+    library = ctypes.CDLL(str(next(Path(core._lib._name).parent.glob("libggml-cpu.so*"))))
+    library.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+    buffer_type: int = library.ggml_backend_cpu_buffer_type()
+    return buffer_type
 
 
 class Model:
@@ -37,12 +55,16 @@ class Model:
     Weights stay as the file has them: repacked ones have no rows to copy or to multiply one by one.
     """
 
-    def __init__(self, bindings: Bindings, path: Path) -> None:
+    def __init__(self, bindings: Bindings, path: Path, device: Device = "cpu") -> None:
         self._bindings = bindings
         self._core: Any = bindings.llama_cpp.llama_cpp
         params = self._core.llama_model_default_params()
         params.use_extra_bufts = False
         params.load_mtp = True
+        params.n_gpu_layers = 0 if device == "cpu" else 99
+        if device == "gpu_host_experts":
+            self._overrides = (BufferOverride * 2)((EXPERT_TENSORS, _cpu_buffer_type(self._core)), (None, None))
+            params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
         self.handle = self._core.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise RuntimeError(f"{path} cannot be loaded")
@@ -72,7 +94,7 @@ class Model:
         """(sum of passes, outputs) of one sequence, `passes` tokens at a time, in a context of its own."""
         core = self._core
         params = core.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = 512
+        params.n_ctx = params.n_batch = params.n_ubatch = max(512, -(-sum(passes) // 256) * 256)
         params.n_threads = params.n_threads_batch = n_threads
         params.embeddings = output == "embeddings"
         params.pooling_type = core.LLAMA_POOLING_TYPE_NONE

@@ -1,0 +1,389 @@
+// Implementation of cold-workers.h.
+
+#include "cold-workers.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <set>
+#include <string>
+#include <utility>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+static constexpr std::chrono::milliseconds IDLE_AFTER { 100 };
+static constexpr std::chrono::milliseconds LOOK_EVERY { 2 };    // while idle for less than a few seconds
+static constexpr std::chrono::milliseconds LOOK_RARELY { 50 };
+
+static int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+static void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+#if defined(__linux__)
+
+static int read_number(const std::string & path, int otherwise) {
+    std::ifstream file(path);
+    int value;
+    return file >> value ? value : otherwise;
+}
+
+// One CPU of every physical core that this process may use.
+static std::vector<int> usable_cores() {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    std::vector<int> cores;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        return cores;
+    }
+    std::set<std::pair<int, int>> seen;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (!CPU_ISSET(cpu, &allowed)) {
+            continue;
+        }
+        const std::string topology = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/";
+        const int package = read_number(topology + "physical_package_id", 0);
+        const int core    = read_number(topology + "core_id", cpu);
+        if (seen.insert({ package, core }).second) {
+            cores.push_back(cpu);
+        }
+    }
+    return cores;
+}
+
+// CPUs that the control group's quota is worth, or a large number.
+static int quota_cores() {
+    std::ifstream file("/sys/fs/cgroup/cpu.max");
+    std::string quota;
+    double period;
+    if (file >> quota >> period && quota != "max" && period > 0) {
+        return std::max(1, (int) (std::stod(quota)/period));
+    }
+    return 1 << 20;
+}
+
+static void pin_to(std::thread & thread, int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set); // refused: the thread floats
+}
+
+int ostinato_cold_thread_count() {
+    const int n_cores = std::min<int>((int) usable_cores().size(), quota_cores());
+    return std::max(1, n_cores - 1);
+}
+
+#else
+
+int ostinato_cold_thread_count() {
+    return std::max(1, (int) std::thread::hardware_concurrency()/2 - 1);
+}
+
+#endif
+
+ostinato_cold_workers::ostinato_cold_workers(int n_threads) {
+    n_threads = std::max(1, n_threads);
+    for (int ith = 0; ith < n_threads; ++ith) {
+        threads.emplace_back([this, ith] { ith == 0 ? lead() : follow(ith); });
+    }
+#if defined(__linux__)
+    const std::vector<int> cores = usable_cores();
+    for (size_t i = 0; i < threads.size() && cores.size() > threads.size(); ++i) {
+        pin_to(threads[i], cores[cores.size() - 1 - i]); // the first core is left to the thread that submits passes
+    }
+#endif
+}
+
+ostinato_cold_workers::~ostinato_cold_workers() {
+    {
+        std::scoped_lock lock(leader_sleeps, sleeping);
+        is_stopping.store(true);
+        is_active.store(false);
+    }
+    wake_leader.notify_all();
+    wake_followers.notify_all();
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+}
+
+void ostinato_cold_workers::add(ostinato_cold_client * client) {
+    std::lock_guard<std::mutex> lock(mutex);
+    clients.push_back(client);
+}
+
+void ostinato_cold_workers::remove(ostinato_cold_client * client) {
+    std::lock_guard<std::mutex> lock(mutex);
+    clients.erase(std::remove(clients.begin(), clients.end(), client), clients.end());
+}
+
+void ostinato_cold_workers::wake() {
+    awake_until_ns.store(now_ns() + std::chrono::nanoseconds(IDLE_AFTER).count(), std::memory_order_relaxed);
+    if (!is_active.load(std::memory_order_acquire)) {
+        { std::lock_guard<std::mutex> lock(leader_sleeps); } // it has seen the new time, or sleeps
+        wake_leader.notify_one();
+    }
+}
+
+bool ostinato_cold_workers::has_request() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return std::any_of(clients.begin(), clients.end(), [](const ostinato_cold_client * client) {
+        return __atomic_load_n(&client->mailbox->request->sequence, __ATOMIC_ACQUIRE) != client->served;
+    });
+}
+
+void ostinato_cold_workers::lead() {
+    int64_t idle_since = now_ns();
+    const auto stay_awake = [this] {
+        awake_until_ns.store(now_ns() + std::chrono::nanoseconds(IDLE_AFTER).count(), std::memory_order_relaxed);
+    };
+    const auto is_due = [this] { return now_ns() < awake_until_ns.load(std::memory_order_relaxed) || is_stopping.load(); };
+    while (!is_stopping.load()) {
+        if (is_due()) {
+            if (!is_active.load()) {
+                {
+                    std::lock_guard<std::mutex> asleep(sleeping);
+                    is_active.store(true);
+                }
+                wake_followers.notify_all();
+            }
+            std::unique_lock<std::mutex> lock(mutex);
+            for (int round = 0; round < 1000; ++round) {
+                if (serve_one()) {
+                    stay_awake();
+                } else {
+                    relax();
+                }
+            }
+            lock.unlock();
+            std::this_thread::yield(); // to who waits for the mutex
+            idle_since = now_ns();
+            continue;
+        }
+        is_active.store(false);
+        {
+            const bool was_busy_lately = now_ns() - idle_since < 5'000'000'000;
+            std::unique_lock<std::mutex> lock(leader_sleeps);
+            wake_leader.wait_for(lock, was_busy_lately ? LOOK_EVERY : LOOK_RARELY, is_due);
+        }
+        if (has_request()) {
+            stay_awake();
+        }
+    }
+}
+
+void ostinato_cold_workers::follow(int ith) {
+    uint32_t done = 0;
+    while (!is_stopping.load(std::memory_order_relaxed)) {
+        const uint32_t current = job.load(std::memory_order_acquire);
+        if (current != done) {
+            done = current;
+            compute(ith);
+            n_working.fetch_sub(1, std::memory_order_acq_rel);
+            continue;
+        }
+        if (is_active.load(std::memory_order_relaxed)) {
+            relax();
+            continue;
+        }
+        // A follower may still sleep when a job comes: the leader waits for it, and notified it when it became active.
+        std::unique_lock<std::mutex> lock(sleeping);
+        wake_followers.wait_for(lock, LOOK_RARELY, [&] { return is_active.load() || is_stopping.load() || job.load() != done; });
+    }
+}
+
+bool ostinato_cold_workers::serve_one() {
+    for (ostinato_cold_client * client : clients) {
+        const uint32_t sequence = __atomic_load_n(&client->mailbox->request->sequence, __ATOMIC_ACQUIRE);
+        if (sequence != client->served) {
+            serve(*client);
+            client->served = sequence;
+            __atomic_store_n(&client->mailbox->request->answer, sequence, __ATOMIC_RELEASE);
+            return true;
+        }
+    }
+    return false;
+}
+
+int64_t ostinato_cold_layer::expert_bytes() const {
+    int64_t bytes = 0;
+    for (const ggml_tensor * weight : { ffn->gate, ffn->up, ffn->gate_up, ffn->down }) {
+        bytes += weight ? weight->nb[2] : 0;
+    }
+    return bytes;
+}
+
+// Sorts the cold routes by expert, then by route: the order in which the GPU listed them is not the same twice.
+void ostinato_cold_workers::serve(ostinato_cold_client & client) {
+    const int64_t begin_ns = now_ns();
+    const ostinato_mailbox & mailbox  = *client.mailbox;
+    const ostinato_request & request  = *mailbox.request;
+    const ostinato_cold_layer & layer = client.layers[request.layer];
+
+    const int32_t n_cold = request.n_cold;
+    cold.resize(n_cold);
+    groups.clear();
+    starts.assign(layer.n_experts + 1, 0);
+    for (int32_t i = 0; i < n_cold; ++i) {
+        starts[mailbox.cold[2*i] + 1]++;
+    }
+    for (int32_t e = 0; e < layer.n_experts; ++e) {
+        if (starts[e + 1] > 0) {
+            groups.push_back(e);
+            groups.push_back(starts[e] + starts[e + 1]);
+        }
+        starts[e + 1] += starts[e];
+    }
+    for (int32_t i = 0; i < n_cold; ++i) {
+        cold[starts[mailbox.cold[2*i]]++] = mailbox.cold[2*i + 1];
+    }
+    int32_t begin = 0;
+    for (size_t g = 0; g < groups.size(); g += 2) {
+        std::sort(cold.begin() + begin, cold.begin() + groups[g + 1]);
+        begin = groups[g + 1];
+    }
+    if (const ostinato_expert_ffn * staging = ostinato_staging_of(layer, client.limits, request.n_tokens)) {
+        std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
+        mailbox.request->n_copies = 0;
+        upload_experts(client, layer, *staging);
+        __atomic_store_n(&mailbox.request->decided, request.sequence, __ATOMIC_RELEASE);
+    }
+
+    step.k        = request.k;
+    step.n_tokens = request.n_tokens;
+    step.x        = mailbox.x;
+    step.weights  = mailbox.weights;
+    step.out      = mailbox.out;
+    run_step(layer);
+    client.n_cpu_routes += cold.size();
+    client.busy_ns      += now_ns() - begin_ns;
+}
+
+const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & layer, const ostinato_upload_limits & limits, int64_t n_tokens) {
+    if (!ostinato_can_stage(*layer.ffn)) {
+        return nullptr;
+    }
+    return n_tokens >= limits.choice_tokens ? layer.staging : nullptr;
+}
+
+// Tells the GPU which experts to copy; their routes leave the CPU branch's list.
+void ostinato_cold_workers::upload_experts(
+        ostinato_cold_client & client, const ostinato_cold_layer & layer, const ostinato_expert_ffn & staging) {
+    const ostinato_mailbox & mailbox = *client.mailbox;
+    const int64_t bytes = layer.expert_bytes();
+
+    std::vector<int32_t> rows;
+    for (size_t g = 0; g < groups.size(); g += 2) {
+        const int32_t n = groups[g + 1] - (g == 0 ? 0 : groups[g - 1]);
+        rows.push_back(layer.pinned[groups[g]] ? n : -n);
+    }
+    ostinato_speeds speeds = client.speeds;
+    if (mailbox.request->n_tokens >= client.limits.all_tokens) {
+        speeds.link = 0.0;
+    }
+    const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, bytes, rows, (int32_t) staging.down->ne[2]);
+    for (size_t slot = 0; slot < chosen.size(); ++slot) {
+        const int32_t expert = groups[2*chosen[slot]];
+        const ostinato_host_expert & from = layer.host[expert];
+        const auto add = [&](const ggml_tensor * to, const char * data) {
+            if (to) {
+                mailbox.copies[mailbox.request->n_copies++] = { data, (char *) to->data + slot*to->nb[2], (int64_t) to->nb[2] };
+            }
+        };
+        add(staging.gate, from.gate);
+        add(staging.up, from.up);
+        add(staging.gate_up, from.gate_up);
+        add(staging.down, from.down);
+        mailbox.decided_slots[expert] = (int32_t) slot;
+    }
+    client.n_uploaded     += chosen.size();
+    client.uploaded_bytes += chosen.size()*bytes;
+
+    std::vector<int32_t> kept_cold;
+    std::vector<int32_t> kept_groups;
+    for (size_t g = 0; g < groups.size(); g += 2) {
+        if (mailbox.decided_slots[groups[g]] < 0) {
+            kept_cold.insert(kept_cold.end(), cold.begin() + (g == 0 ? 0 : groups[g - 1]), cold.begin() + groups[g + 1]);
+            kept_groups.push_back(groups[g]);
+            kept_groups.push_back((int32_t) kept_cold.size());
+        }
+    }
+    cold   = std::move(kept_cold);
+    groups = std::move(kept_groups);
+}
+
+// Computes `cold` and `groups` with the whole team.
+void ostinato_cold_workers::run_step(const ostinato_cold_layer & layer) {
+    const size_t needed = ostinato_cold_scratch_bytes(*layer.ffn, cold.size(), step.n_tokens) + 64;
+    if (needed > scratch_size) {
+        scratch_size = needed + needed/2;
+        scratch.reset(new char[scratch_size]);
+    }
+    team = {};
+    step.ffn      = layer.ffn;
+    step.host     = layer.host;
+    step.n_cold   = (int32_t) cold.size();
+    step.n_groups = (int32_t) groups.size()/2;
+    step.cold     = cold.data();
+    step.groups   = groups.data();
+    step.gpu      = nullptr;
+    step.scratch  = (char *) (((uintptr_t) scratch.get() + 63) & ~(uintptr_t) 63);
+    step.team     = &team;
+
+    n_working.store((int32_t) threads.size() - 1, std::memory_order_relaxed);
+    job.fetch_add(1, std::memory_order_release); // publishes the step
+    compute(0);
+    while (n_working.load(std::memory_order_acquire) > 0) {
+        relax();
+    }
+}
+
+double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows) {
+    std::lock_guard<std::mutex> lock(mutex); // the leader sleeps, or waits for it: this thread leads
+    const bool was_active = is_active.load();
+    {
+        std::lock_guard<std::mutex> asleep(sleeping);
+        is_active.store(true);
+    }
+    wake_followers.notify_all();
+
+    const std::vector<float> x(n_rows*layer.ffn->n_in(), 0.5f);
+    const std::vector<float> weights(n_rows*experts.size(), 0.1f);
+    std::vector<float> out(n_rows*layer.ffn->n_out());
+    cold.clear();
+    groups.clear();
+    for (size_t i = 0; i < experts.size(); ++i) { // token t selects all of the experts
+        for (int32_t t = 0; t < n_rows; ++t) {
+            cold.push_back((int32_t) (t*experts.size() + i));
+        }
+        groups.push_back(experts[i]);
+        groups.push_back((int32_t) cold.size());
+    }
+    step.k        = (int32_t) experts.size();
+    step.n_tokens = n_rows;
+    step.x        = x.data();
+    step.weights  = weights.data();
+    step.out      = out.data();
+    double best = 0.0;
+    for (int run = 0; run < 4; ++run) {
+        const int64_t begin_ns = now_ns();
+        run_step(layer);
+        const double seconds = (now_ns() - begin_ns)*1e-9;
+        best = run == 0 || seconds < best ? seconds : best;
+    }
+    is_active.store(was_active);
+    return best/((double) experts.size()*layer.expert_bytes());
+}
+
+void ostinato_cold_workers::compute(int ith) {
+    ostinato_compute_cold(step, ith, (int) threads.size());
+}

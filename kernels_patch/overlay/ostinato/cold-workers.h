@@ -1,0 +1,116 @@
+// The resident threads of the CPU branch for layers on GPUs (paper 3.4, Appendix A): one team per process, pinned once, serving the mailboxes of
+// all GPUs and models in turn.
+//
+// While passes run the threads spin: a layer's answer is due within tens of microseconds. They stop IDLE_AFTER after the last request or
+// wake(), and then only look for requests now and then, so that a missed wake() costs milliseconds and never a hang.
+
+#pragma once
+
+#include "cpu-branch.h"
+#include "mailbox.h"
+#include "upload-choice.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+// A layer as the workers see it. Its weights may move between passes.
+struct ostinato_cold_layer {
+    const ostinato_expert_ffn  * ffn;
+    const ostinato_host_expert * host; // (n_experts)
+    int32_t n_experts;
+
+    // Upload path: the staging buffer as the layer's experts, and which experts are in page-locked memory.
+    const ostinato_expert_ffn * staging = nullptr; // nullptr: the layer has none
+    const uint8_t * pinned = nullptr;              // (n_experts)
+
+    int64_t expert_bytes() const; // all its weights
+};
+
+// When a client's experts are uploaded, in tokens of a pass.
+struct ostinato_upload_limits {
+    int64_t choice_tokens = std::numeric_limits<int64_t>::max(); // from so many, experts that are chosen one by one
+    int64_t all_tokens    = std::numeric_limits<int64_t>::max(); // from so many, all that can be
+};
+
+// The staging buffer as a step of so many tokens uses it, nullptr where it does not. The graph and the leader must agree.
+const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & layer, const ostinato_upload_limits & limits, int64_t n_tokens);
+
+// What one GPU of one model sends its requests to.
+struct ostinato_cold_client {
+    const ostinato_mailbox * mailbox;
+    std::vector<ostinato_cold_layer> layers; // by the mailbox's numbers
+    ostinato_upload_limits limits;
+    ostinato_speeds speeds;
+    uint32_t served = 0;  // sequence of the last answer
+
+    // since the model was loaded
+    std::atomic<uint64_t> n_uploaded { 0 };     // experts
+    std::atomic<uint64_t> uploaded_bytes { 0 };
+    std::atomic<uint64_t> n_cpu_routes { 0 };
+    std::atomic<uint64_t> busy_ns { 0 };        // from seeing a request to answering it
+};
+
+// Threads that are worth having: physical cores that this process may use, less one for the thread that submits passes; within the
+// CPU quota of its control group.
+int ostinato_cold_thread_count();
+
+class ostinato_cold_workers {
+public:
+    // Throws std::system_error when threads cannot be made.
+    explicit ostinato_cold_workers(int n_threads);
+    ~ostinato_cold_workers();
+
+    ostinato_cold_workers(const ostinato_cold_workers &) = delete;
+    ostinato_cold_workers & operator=(const ostinato_cold_workers &) = delete;
+
+    // The client's mailbox is served until it is removed. Neither may be called while a pass of the client computes.
+    void add(ostinato_cold_client * client);
+    void remove(ostinato_cold_client * client);
+
+    // A pass is about to be submitted.
+    void wake();
+
+    // Seconds per byte of the given experts, each with so many rows, the fastest of a few runs. No pass may be computing.
+    double measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows);
+
+    int n_threads() const { return (int) threads.size(); }
+
+private:
+    void lead();
+    void follow(int ith);
+    bool has_request();
+    bool serve_one();
+    void serve(ostinato_cold_client & client);
+    void upload_experts(ostinato_cold_client & client, const ostinato_cold_layer & layer, const ostinato_expert_ffn & staging);
+    void run_step(const ostinato_cold_layer & layer);
+    void compute(int ith);
+
+    std::vector<std::thread> threads; // the first one leads
+    std::atomic<bool> is_stopping { false };
+
+    std::mutex mutex;         // guards clients and the step; the leader's while it is awake
+    std::mutex leader_sleeps; // what leader and followers sleep with
+    std::mutex sleeping;
+    std::condition_variable wake_leader;
+    std::condition_variable wake_followers;
+    std::vector<ostinato_cold_client *> clients;
+    std::atomic<int64_t> awake_until_ns { 0 };
+    std::atomic<bool> is_active { false };
+
+    // the step in progress
+    ostinato_cold_step step = {};
+    alignas(64) std::atomic<uint32_t> job { 0 };
+    alignas(64) std::atomic<int32_t> n_working { 0 };
+    alignas(64) ostinato_team team = {};
+    std::vector<int32_t> cold;
+    std::vector<int32_t> groups;
+    std::vector<int32_t> starts;
+    std::unique_ptr<char[]> scratch;
+    size_t scratch_size = 0;
+};

@@ -1,0 +1,89 @@
+// How a layer on a GPU hands its cold routes to the CPU branch, and how the answer comes back (paper 3.4, Appendix A). Written before any
+// code that uses it.
+//
+// One mailbox per GPU. Everything but `state` is page-locked host memory that the GPU addresses directly.
+//
+//   GPU, PUBLISH                                CPU, leader of the cold workers          GPU, JOIN
+//   cold, weights, x; fence                     reads sequence (acquire)
+//   layer, n_tokens, k, n_cold; fence     -->   sees a new one, computes out
+//   sequence = state->sequence                  answer = sequence (release)        -->   answer == state->sequence; fence; reads out
+//
+// Upload path: a step that may upload forks a second stream of the GPU behind PUBLISH. A copying kernel there waits for the leader's decision,
+// which comes before the CPU branch computes, and reads the chosen experts from page-locked memory into the staging buffer; STAGE waits for it
+// before the second product chain, JOIN for the rest. The kernel, not the leader, copies, because nothing may call the driver while the GPU waits: the
+// thread that submits the pass may hold the driver's lock, blocked on a full queue behind the waiting kernel.
+//
+//   CPU, leader                                                 GPU, second stream
+//   copies, staged_slots; n_copies; decided = sequence    -->   decided == state->sequence; reads them; copies
+//
+// A step without cold routes writes nothing: the CPU never hears of it, and JOIN sees state->n_cold == 0. Layers of one GPU run one after the
+// other, so one mailbox serves them all; two contexts of a model must not compute at the same time, which llama.cpp's server never does.
+// The sequence is counted in device memory, so that a replayed CUDA graph, whose arguments are frozen, still sends new numbers.
+//
+// Waiting ends after timeout_ns: JOIN sets `failed` in both memories and later steps neither publish nor wait. The CPU side turns that into an
+// error; results of the pass are void.
+
+#pragma once
+
+#include <cstdint>
+
+struct ostinato_request {
+    uint32_t sequence; // by the GPU
+    int32_t  layer;
+    int32_t  n_tokens;
+    int32_t  k;
+    int32_t  n_cold;
+    uint32_t padding_0[11];
+
+    uint32_t answer;   // by the CPU, in a cache line of its own
+    uint32_t padding_1[15];
+
+    uint32_t failed;   // by either
+    uint32_t padding_2[15];
+
+    uint32_t decided;  // by the CPU
+    int32_t  n_copies;
+    uint32_t padding_3[14];
+};
+
+// From page-locked memory to the device. Addresses and size are multiples of 16.
+struct ostinato_copy {
+    const char * src;
+    char * dst;
+    int64_t bytes;
+};
+
+// In device memory.
+struct ostinato_mailbox_state {
+    uint32_t sequence;
+    uint32_t n_found;  // cold routes found so far by the step that is publishing
+    uint32_t n_cold;   // of the step that is published
+    uint32_t failed;
+    uint64_t n_published;  // steps with cold routes
+    uint64_t n_cold_total;
+    uint64_t waited_ns;    // by JOIN
+};
+
+struct ostinato_mailbox {
+    ostinato_request * request = nullptr;
+    int32_t * cold    = nullptr; // (n_cold * 2) expert, route = token*k + position; in any order
+    float   * weights = nullptr; // (n_tokens * k), those of cold routes only
+    float   * x       = nullptr; // (n_tokens, n_in)
+    float   * out     = nullptr; // (n_tokens, n_out)
+    ostinato_mailbox_state * state = nullptr;
+
+    // Upload path. In page-locked memory, by the CPU:
+    ostinato_copy * copies = nullptr;
+    int32_t * decided_slots = nullptr;   // (n_experts) the staging slot of each expert of the step's layer, -1 where it is not uploaded
+    int32_t   n_experts = 0;
+    // and its copy in device memory.
+    int32_t * staged_slots = nullptr;    // (n_experts)
+    void * stream = nullptr;             // the second one
+    void * forked = nullptr;             // events
+    void * joined = nullptr;
+
+    int64_t  max_routes = 0;
+    int64_t  max_inputs = 0; // n_tokens * n_in
+    int64_t  max_outputs = 0;
+    uint64_t timeout_ns = 0;
+};

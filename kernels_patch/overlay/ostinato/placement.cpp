@@ -1,0 +1,571 @@
+// Implementation of placement.h.
+
+#include "placement.h"
+
+#include "ops.h"
+
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+using hot_sets = ostinato_expert_pool::hot_sets;
+
+// The resident threads of this process, made with the first GPU layer.
+static ostinato_cold_workers & workers(int n_threads) {
+    static ostinato_cold_workers instance(n_threads > 0 ? n_threads : ostinato_cold_thread_count());
+    return instance;
+}
+
+static const ostinato_cuda_functions * cuda_functions(ggml_backend_dev_t device) {
+    if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        return nullptr;
+    }
+    return (const ostinato_cuda_functions *) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), OSTINATO_CUDA_FUNCTIONS);
+}
+
+// ggml names its CUDA devices CUDA0, CUDA1, …
+static int device_number(ggml_backend_dev_t device) {
+    const char * name = ggml_backend_dev_name(device);
+    return atoi(name + strcspn(name, "0123456789"));
+}
+
+// True for memory that the loader page-locked itself.
+static bool is_pinned(const ggml_tensor * t) {
+    return t && t->buffer && strstr(ggml_backend_buffer_name(t->buffer), "_Host") != nullptr;
+}
+
+static size_t expert_bytes(const ostinato_expert_ffn & ffn) {
+    size_t bytes = 0;
+    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        bytes += weight ? weight->nb[2] : 0;
+    }
+    return bytes;
+}
+
+// The copying kernel moves 16 bytes at a time.
+static bool is_copied_whole(const ostinato_expert_ffn & ffn) {
+    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        if (weight && weight->nb[2] % 16 != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool skips_routes(const ostinato_pool_memory & memory, const ostinato_expert_ffn & ffn, int32_t n_experts) {
+    if (!memory.cuda || ffn.gate_b || ffn.up_b || ffn.gate_up_b || ffn.down_b || ffn.gate_s || ffn.up_s || ffn.down_s) {
+        return false; // biases and scales are added by kernels of their own, which take any id
+    }
+    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        if (weight && !memory.cuda->skips_routes(memory.device, weight->type, n_experts)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> sources, const ostinato_limits & limits) :
+    layers(std::move(sources)), limits(limits), group_of(layers.size()), index_in_group(layers.size()) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const ostinato_placed_layer & layer = layers[i];
+        const std::string where = "layer " + std::to_string(layer.il);
+        const char * reason = nullptr;
+        if (!ostinato_cold_supported(*layer.ffn, &reason)) {
+            throw std::runtime_error(where + ": " + reason + "; experts stay plain in host memory with --cpu-moe --no-repack");
+        }
+        std::vector<ostinato_host_expert> & experts = host.emplace_back(layer.n_experts);
+        const auto at = [](const ggml_tensor * t, int32_t e) { return t ? (const char *) t->data + e*t->nb[2] : nullptr; };
+        for (int32_t e = 0; e < layer.n_experts; ++e) {
+            experts[e] = { at(layer.ffn->gate, e), at(layer.ffn->up, e), at(layer.ffn->gate_up, e), at(layer.ffn->down, e) };
+        }
+        places.emplace_back(layer.n_experts, nullptr);
+        pinned.emplace_back(layer.n_experts, is_pinned(layer.ffn->down));
+    }
+    for (size_t i = 0; i < layers.size(); ++i) {
+        size_t g = 0;
+        while (g < groups.size() && groups[g]->device != layers[i].device) {
+            ++g;
+        }
+        if (g == groups.size()) {
+            add_group(layers[i].device);
+        }
+        group & target = *groups[g];
+        group_of[i]       = g;
+        index_in_group[i] = (int32_t) target.layers.size();
+        target.layers.push_back(i);
+        const bool is_skipping = skips_routes(target.memory, *layers[i].ffn, layers[i].n_experts);
+        target.pool_layers.push_back({ layers[i].ffn, layers[i].n_experts, is_skipping ? 0 : layers[i].k });
+        ostinato_cold_layer cold = { layers[i].cold, host[i].data(), layers[i].n_experts };
+        cold.pinned = pinned[i].data();
+        target.client.layers.push_back(cold);
+    }
+    for (auto & g : groups) {
+        const hot_sets none(g->layers.size());
+        g->pool = std::make_unique<ostinato_expert_pool>(
+            g->pool_layers, g->memory, ostinato_expert_pool::bytes_for(g->pool_layers, none, g->memory));
+        if (g->is_gpu()) {
+            add_staging(*g, 0); // so that contexts reserve memory for its product chain
+            workers(limits.n_threads).add(&g->client);
+        }
+    }
+}
+
+void ostinato_placement::add_group(ggml_backend_dev_t device) {
+    auto g = std::make_unique<group>();
+    g->device        = device;
+    g->memory.buft   = ggml_backend_dev_buffer_type(device);
+    g->memory.cuda   = cuda_functions(device);
+    g->memory.device = g->memory.cuda ? device_number(device) : 0;
+    if (g->is_gpu()) {
+        int32_t n_experts = 0;
+        for (const ostinato_placed_layer & layer : layers) {
+            n_experts = std::max(n_experts, layer.n_experts);
+        }
+        constexpr size_t STATE_BYTES = 256;
+        const ostinato_cuda_functions & cuda = *g->memory.cuda;
+        ostinato_mailbox & m = g->mailbox;
+        m.n_experts     = n_experts;
+        m.request       = (ostinato_request *) cuda.allocate_host(sizeof(ostinato_request));
+        m.decided_slots = (int32_t *) cuda.allocate_host(n_experts*sizeof(int32_t));
+        m.copies        = (ostinato_copy *) cuda.allocate_host(4*n_experts*sizeof(ostinato_copy));
+        m.stream        = cuda.make_stream(g->memory.device);
+        m.forked        = cuda.make_event(g->memory.device);
+        m.joined        = cuda.make_event(g->memory.device);
+        g->client.limits = limits.upload;
+        g->state.reset(ggml_backend_buft_alloc_buffer(g->memory.buft, STATE_BYTES + n_experts*sizeof(int32_t)));
+        if (!g->state || !m.request || !m.decided_slots || !m.copies || !m.stream || !m.forked || !m.joined) {
+            throw std::bad_alloc();
+        }
+        m.staged_slots = (int32_t *) ((char *) ggml_backend_buffer_get_base(g->state.get()) + STATE_BYTES);
+        ggml_backend_buffer_clear(g->state.get(), 0);
+        memset(g->mailbox.request, 0, sizeof(ostinato_request));
+        g->mailbox.state      = (ostinato_mailbox_state *) ggml_backend_buffer_get_base(g->state.get());
+        g->mailbox.timeout_ns = limits.timeout_ns;
+        g->client.mailbox     = &g->mailbox;
+        if (!arena) {
+            arena = std::make_unique<ostinato_host_arena>(g->memory.cuda, limits.pin_bytes);
+        }
+    }
+    groups.push_back(std::move(g));
+}
+
+ostinato_placement::~ostinato_placement() {
+    for (auto & g : groups) {
+        if (g->is_gpu()) {
+            g->memory.cuda->synchronize(g->memory.device);
+            workers(limits.n_threads).remove(&g->client);
+            free_mailbox(*g);
+            g->memory.cuda->free_host(g->mailbox.request);
+            g->memory.cuda->free_host(g->mailbox.decided_slots);
+            g->memory.cuda->free_host(g->mailbox.copies);
+            g->memory.cuda->free_stream(g->memory.device, g->mailbox.stream);
+            g->memory.cuda->free_event(g->memory.device, g->mailbox.forked);
+            g->memory.cuda->free_event(g->memory.device, g->mailbox.joined);
+        }
+    }
+}
+
+void ostinato_placement::free_mailbox(group & g) {
+    for (void * data : { (void *) g.mailbox.cold, (void *) g.mailbox.weights, (void *) g.mailbox.x, (void *) g.mailbox.out }) {
+        if (data) {
+            g.memory.cuda->free_host(data);
+        }
+    }
+    g.mailbox.cold = nullptr;
+    g.mailbox.weights = g.mailbox.x = g.mailbox.out = nullptr;
+    g.mailbox.max_routes = g.mailbox.max_inputs = g.mailbox.max_outputs = 0;
+}
+
+// Contexts build their largest graphs first, so a mailbox grows before any pass computes and not again.
+void ostinato_placement::reserve(int64_t n_tokens) {
+    for (auto & g : groups) {
+        if (!g->is_gpu()) {
+            continue;
+        }
+        int64_t routes = 0;
+        int64_t inputs = 0;
+        int64_t outputs = 0;
+        for (const size_t i : g->layers) {
+            routes  = std::max(routes,  n_tokens*layers[i].k);
+            inputs  = std::max(inputs,  n_tokens*layers[i].ffn->n_in());
+            outputs = std::max(outputs, n_tokens*layers[i].ffn->n_out());
+        }
+        ostinato_mailbox & m = g->mailbox;
+        if (routes <= m.max_routes && inputs <= m.max_inputs && outputs <= m.max_outputs) {
+            continue;
+        }
+        g->memory.cuda->synchronize(g->memory.device);
+        free_mailbox(*g);
+        m.cold    = (int32_t *) g->memory.cuda->allocate_host(routes*2*sizeof(int32_t));
+        m.weights = (float *) g->memory.cuda->allocate_host(routes*sizeof(float));
+        m.x       = (float *) g->memory.cuda->allocate_host(inputs*sizeof(float));
+        m.out     = (float *) g->memory.cuda->allocate_host(outputs*sizeof(float));
+        if (!m.cold || !m.weights || !m.x || !m.out) {
+            GGML_ABORT("no page-locked memory for the hand-over of %lld tokens", (long long) n_tokens);
+        }
+        m.max_routes  = routes;
+        m.max_inputs  = inputs;
+        m.max_outputs = outputs;
+    }
+}
+
+hot_sets ostinato_placement::part_of(const group & g, const hot_sets & hot) const {
+    hot_sets part;
+    for (const size_t i : g.layers) {
+        part.push_back(hot[i]);
+    }
+    return part;
+}
+
+std::string ostinato_placement::fit(const hot_sets & hot) const {
+    for (const auto & g : groups) {
+        const size_t bytes = ostinato_expert_pool::bytes_for(g->pool_layers, part_of(*g, hot), g->memory);
+        if (g->is_gpu() && is_claimed && bytes > g->pool->capacity()) {
+            return std::string("expert pool of ") + ggml_backend_dev_name(g->device) + ": expected at most " +
+                std::to_string(g->pool->capacity()) + " bytes, found " + std::to_string(bytes);
+        }
+    }
+    return "";
+}
+
+hot_sets ostinato_placement::shrink(const hot_sets & hot) const {
+    hot_sets result = hot;
+    for (const auto & g : groups) {
+        if (!g->is_gpu()) {
+            continue;
+        }
+        const hot_sets part = part_of(*g, hot);
+        hot_sets kept = part;
+        // by halving: the share in 1/4096
+        int32_t low = 0;
+        int32_t high = 4096;
+        while (low < high) {
+            const int32_t share = (low + high + 1)/2;
+            for (size_t i = 0; i < part.size(); ++i) {
+                kept[i].assign(part[i].begin(), part[i].begin() + part[i].size()*share/4096);
+            }
+            const bool fits = ostinato_expert_pool::bytes_for(g->pool_layers, kept, g->memory) <= g->pool->capacity();
+            (fits ? low : high) = fits ? share : share - 1;
+        }
+        for (size_t i = 0; i < part.size(); ++i) {
+            result[g->layers[i]].resize(part[i].size()*low/4096);
+        }
+    }
+    return result;
+}
+
+// Parts of the work list run on as many threads as the machine has: copying from the page cache is bound by one thread's speed.
+template <typename F>
+static void in_parallel(size_t n, F && f) {
+    std::atomic<size_t> next { 0 };
+    std::vector<std::thread> threads;
+    const auto run = [&] {
+        for (size_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) {
+            f(i);
+        }
+    };
+    for (unsigned t = 1; t < std::max(1u, std::thread::hardware_concurrency()); ++t) {
+        threads.emplace_back(run);
+    }
+    run();
+    for (std::thread & t : threads) {
+        t.join();
+    }
+}
+
+// Cold experts of GPU layers move into the arena, hot ones leave it.
+void ostinato_placement::place_cold(const hot_sets & hot) {
+    if (!arena) {
+        return;
+    }
+    struct transfer {
+        size_t layer;
+        int32_t expert;
+    };
+    std::vector<transfer> transfers;
+    const auto record_bytes = [&](size_t i) { // every weight of an expert starts at a cache line
+        const ostinato_expert_ffn & ffn = *layers[i].ffn;
+        size_t bytes = 0;
+        for (const ggml_tensor * t : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+            bytes += t ? (t->nb[2] + 63) & ~(size_t) 63 : 0;
+        }
+        return bytes;
+    };
+    for (const bool is_leaving : { true, false }) { // places are free before they are asked for
+        for (size_t i = 0; i < layers.size(); ++i) {
+            if (!groups[group_of[i]]->is_gpu() || is_pinned(layers[i].ffn->down)) {
+                continue;
+            }
+            std::vector<uint8_t> is_hot(layers[i].n_experts, 0);
+            for (const int32_t e : hot[i]) {
+                is_hot[e] = 1;
+            }
+            for (int32_t e = 0; e < layers[i].n_experts; ++e) {
+                char *& place = places[i][e];
+                if (is_leaving && is_hot[e] && place) {
+                    arena->release(place, record_bytes(i));
+                    place = nullptr;
+                    pinned[i][e] = 0;
+                    const auto at = [e](const ggml_tensor * t) { return t ? (const char *) t->data + e*t->nb[2] : nullptr; };
+                    const ostinato_expert_ffn & ffn = *layers[i].ffn;
+                    host[i][e] = { at(ffn.gate), at(ffn.up), at(ffn.gate_up), at(ffn.down) };
+                }
+                if (!is_leaving && !is_hot[e] && !place && (place = arena->allocate(record_bytes(i)))) {
+                    transfers.push_back({ i, e });
+                }
+            }
+        }
+    }
+    in_parallel(transfers.size(), [&](size_t t) {
+        const auto [i, e] = transfers[t];
+        const ostinato_expert_ffn & ffn = *layers[i].ffn;
+        char * to = places[i][e];
+        const auto take = [&](const ggml_tensor * weight, const char *& data) {
+            if (weight) {
+                memcpy(to, (const char *) weight->data + e*weight->nb[2], weight->nb[2]);
+                data = to;
+                to += (weight->nb[2] + 63) & ~(size_t) 63;
+            }
+        };
+        pinned[i][e] = 1;
+        ostinato_host_expert & expert = host[i][e];
+        take(ffn.gate, expert.gate);
+        take(ffn.up, expert.up);
+        take(ffn.gate_up, expert.gate_up);
+        take(ffn.down, expert.down);
+    });
+}
+
+ostinato_expert_pool::change ostinato_placement::apply(const hot_sets & hot) {
+    ostinato_expert_pool::change total;
+    for (auto & g : groups) {
+        const hot_sets part = part_of(*g, hot);
+        if (!g->is_gpu()) {
+            const size_t bytes = ostinato_expert_pool::bytes_for(g->pool_layers, part, g->memory);
+            if (bytes > g->pool->capacity()) {
+                g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, bytes);
+            }
+        }
+        const auto read = [&](size_t layer, int32_t expert) { return host[g->layers[layer]][expert]; };
+        const ostinato_expert_pool::change change = g->pool->set_hot(part, read);
+        total.n_loaded  += change.n_loaded;
+        total.n_dropped += change.n_dropped;
+    }
+    place_cold(hot);
+    for (auto & g : groups) {
+        if (g->is_gpu() && is_claimed && g->client.speeds.is_default) {
+            measure_speeds(*g);
+        }
+    }
+    return total;
+}
+
+bool ostinato_placement::needs_memory() const {
+    return arena && !is_claimed;
+}
+
+void ostinato_placement::claim_memory() {
+    for (auto & g : groups) {
+        if (!g->is_gpu()) {
+            continue;
+        }
+        size_t free_bytes = 0;
+        size_t total_bytes = 0;
+        ggml_backend_dev_memory(g->device, &free_bytes, &total_bytes);
+        size_t all_hot = 0;
+        {
+            hot_sets all;
+            for (const size_t i : g->layers) {
+                all.emplace_back(layers[i].n_experts);
+            }
+            all_hot = ostinato_expert_pool::bytes_for(g->pool_layers, all, g->memory);
+        }
+        size_t available = std::min(free_bytes - std::min(free_bytes, limits.margin_bytes), limits.pool_bytes);
+        if (available < all_hot && limits.upload.choice_tokens < std::numeric_limits<int64_t>::max()) {
+            add_staging(*g, (size_t) (available*limits.staging_share));
+            available -= std::min(available, g->staging_buffer ? ggml_backend_buffer_get_size(g->staging_buffer.get()) : 0);
+        } else { // nothing will be cold, or nothing uploaded
+            for (ostinato_cold_layer & layer : g->client.layers) {
+                layer.staging = nullptr;
+            }
+            g->staging_buffer.reset();
+        }
+        size_t capacity = std::min(available, all_hot);
+        while (capacity > g->pool->capacity()) {
+            try {
+                g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, capacity);
+                break;
+            } catch (const std::bad_alloc &) { // less than was free a moment ago
+                capacity = capacity/8*7;
+            }
+        }
+        LLAMA_LOG_INFO("%s: %s: expert pool of %.2f MiB, %.2f MiB were free\n", __func__, ggml_backend_dev_name(g->device),
+            g->pool->capacity()/1024.0/1024.0, free_bytes/1024.0/1024.0);
+    }
+    is_claimed = true;
+}
+
+// One buffer for all layers of the GPU: one computes at a time. At least a slot, at most as many as a layer has experts.
+void ostinato_placement::add_staging(group & g, size_t bytes) {
+    std::vector<size_t> record(g.layers.size(), 0);
+    size_t wanted = 0;
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_placed_layer & layer = layers[g.layers[i]];
+        if (g.pool_layers[i].n_zero_slots > 0) {
+            continue; // STAGE gives ids to skip
+        }
+        if (!is_copied_whole(*layer.ffn)) {
+            continue;
+        }
+        record[i] = expert_bytes(*layer.ffn);
+        wanted = std::max(wanted, record[i]*layer.n_experts);
+    }
+    constexpr size_t TAILS = 4*128*1024; // alignment, and what tiled kernels read past a tensor's end
+    if (wanted == 0) {
+        return;
+    }
+    bytes = std::max(std::min(bytes, wanted + TAILS), *std::max_element(record.begin(), record.end()) + TAILS);
+    for (ostinato_cold_layer & layer : g.client.layers) {
+        layer.staging = nullptr;
+    }
+    g.staging_buffer.reset(); // before the next one: memory may be short
+    g.staging_buffer.reset(ggml_backend_buft_alloc_buffer(g.memory.buft, bytes));
+    if (!g.staging_buffer) {
+        return; // the CPU branch computes everything
+    }
+    ggml_backend_buffer_set_usage(g.staging_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_backend_buffer_clear(g.staging_buffer.get(), 0);
+    g.staging_ctx.reset(ggml_init({ 4*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    g.staging.resize(g.layers.size());
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
+        const int64_t n_slots = record[i] == 0 ? 0 : std::min<int64_t>((bytes - TAILS)/record[i], layers[g.layers[i]].n_experts);
+        if (n_slots == 0) {
+            continue;
+        }
+        char * at = (char *) ggml_backend_buffer_get_base(g.staging_buffer.get());
+        for (const auto & member : { &ostinato_expert_ffn::gate, &ostinato_expert_ffn::up, &ostinato_expert_ffn::gate_up, &ostinato_expert_ffn::down }) {
+            if (const ggml_tensor * experts = ffn.*member) {
+                ggml_tensor * t = ggml_new_tensor_3d(g.staging_ctx.get(), experts->type, experts->ne[0], experts->ne[1], n_slots);
+                ggml_format_name(t, "%s (staging)", experts->name);
+                t->buffer = g.staging_buffer.get();
+                t->data   = at;
+                g.staging[i].*member = t;
+                at += (ggml_nbytes(t) + 64*1024 + 255)/256*256;
+            }
+        }
+        g.client.layers[i].staging = &g.staging[i];
+    }
+}
+
+const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_tokens) const {
+    const group & g = *groups[group_of[layer]];
+    return g.is_gpu() ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
+}
+
+// With the experts of the first layer that has enough of them in page-locked memory.
+void ostinato_placement::measure_speeds(group & g) {
+    constexpr size_t N = 16;
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_cold_layer & layer = g.client.layers[i];
+        std::vector<int32_t> experts;
+        for (int32_t e = 0; e < layer.n_experts && experts.size() < N; ++e) {
+            if (layer.pinned[e]) {
+                experts.push_back(e);
+            }
+        }
+        if (experts.size() < N/2 || !layer.staging) {
+            continue;
+        }
+        // the graph has not told yet what is computed with the experts; for their speed, what the loader found will do
+        ostinato_cold_layer plain = layer;
+        plain.ffn = layers[g.layers[i]].ffn;
+        ostinato_cold_workers & team = workers(limits.n_threads);
+        g.client.speeds.cpu_row  = team.measure(plain, experts, 1);
+        g.client.speeds.cpu_rows = team.measure(plain, experts, 16);
+
+        const ggml_tensor * down = layer.staging->down;
+        const int64_t begin_us = ggml_time_us();
+        for (const int32_t e : experts) {
+            g.memory.copy(down->data, layer.host[e].down, down->nb[2]);
+        }
+        g.client.speeds.is_default = false;
+        g.client.speeds.link = (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*down->nb[2]);
+        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 16, %.1f GB/s over the link; %d threads\n", __func__,
+            ggml_backend_dev_name(g.device), 1e-9/g.client.speeds.cpu_row, 1e-9/g.client.speeds.cpu_rows, 1e-9/g.client.speeds.link, team.n_threads());
+        return;
+    }
+}
+
+bool ostinato_placement::begin_pass() {
+    bool is_sound = true;
+    for (const auto & g : groups) {
+        if (g->is_gpu()) {
+            workers(limits.n_threads).wake();
+            is_sound = is_sound && !__atomic_load_n(&g->mailbox.request->failed, __ATOMIC_ACQUIRE);
+        }
+    }
+    return is_sound;
+}
+
+void ostinato_placement::synchronize() const {
+    for (const auto & g : groups) {
+        if (g->is_gpu()) {
+            g->memory.cuda->synchronize(g->memory.device);
+        }
+    }
+}
+
+const ostinato_expert_ffn & ostinato_placement::slots(size_t layer) const {
+    return groups[group_of[layer]]->pool->slots(index_in_group[layer]);
+}
+
+ggml_tensor * ostinato_placement::index_table(size_t layer) const {
+    return groups[group_of[layer]]->pool->index_table(index_in_group[layer]);
+}
+
+int32_t ostinato_placement::zero_slot(size_t layer) const {
+    const group & g = *groups[group_of[layer]];
+    const bool is_skipping = g.pool_layers[index_in_group[layer]].n_zero_slots == 0;
+    return is_skipping ? OSTINATO_NO_ZERO_SLOT : g.pool->zero_slot(index_in_group[layer]);
+}
+
+std::vector<ostinato_memory_view> ostinato_placement::view() const {
+    std::vector<ostinato_memory_view> views;
+    for (const auto & g : groups) {
+        ostinato_memory_view v;
+        v.device        = ggml_backend_dev_name(g->device);
+        v.pool_capacity = g->pool->capacity();
+        v.pool_used     = g->pool->used();
+        v.is_gpu        = g->is_gpu();
+        ostinato_mailbox_state state = {};
+        if (g->is_gpu() && g->memory.cuda->copy(g->memory.device, &state, g->mailbox.state, sizeof(state))) {
+            v.published   = state.n_published;
+            v.cold_routes = state.n_cold_total;
+            v.waited_ns   = state.waited_ns;
+        }
+        v.cpu_routes     = g->client.n_cpu_routes;
+        v.cpu_busy_ns    = g->client.busy_ns;
+        v.uploaded       = g->client.n_uploaded;
+        v.uploaded_bytes = g->client.uploaded_bytes;
+        v.staging_bytes  = g->staging_buffer ? ggml_backend_buffer_get_size(g->staging_buffer.get()) : 0;
+        v.speeds         = g->client.speeds;
+        views.push_back(std::move(v));
+    }
+    return views;
+}
+
+size_t ostinato_placement::pool_bytes() const {
+    size_t bytes = 0;
+    for (const auto & g : groups) {
+        bytes += g->pool->used();
+    }
+    return bytes;
+}

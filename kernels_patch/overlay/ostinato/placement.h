@@ -1,0 +1,144 @@
+// Where the experts of one model are: the pools with the hot ones, host memory with the cold ones, and for layers on GPUs the mailboxes over which
+// the CPU branch is asked (paper 3.1).
+//
+// Made when the model has been loaded, with no expert hot. Layers on a CPU take their hot experts at once. GPU memory is claimed by
+// claim_memory(), when the first context exists and what it needs is known; a set that was asked for before is applied then.
+
+#pragma once
+
+#include "cold-workers.h"
+#include "expert-pool.h"
+#include "host-arena.h"
+#include "mailbox.h"
+#include "residency.h"
+
+#include "ggml-backend.h"
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+// What the placement needs to know of one layer.
+struct ostinato_placed_layer {
+    int32_t il;
+    int32_t n_experts;
+    int32_t k;
+    ggml_backend_dev_t device;
+    const ostinato_expert_ffn * ffn;  // where the loader put its experts
+    const ostinato_expert_ffn * cold; // what the CPU branch computes
+};
+
+// Limits that stand for a smaller machine, and room for others.
+struct ostinato_limits {
+    size_t pool_bytes   = std::numeric_limits<size_t>::max(); // of each GPU
+    size_t pin_bytes    = std::numeric_limits<size_t>::max();
+    size_t margin_bytes = 1024ull*1024*1024; // of each GPU, left free
+    int    n_threads    = 0;                 // 0: as many as are worth having
+    uint64_t timeout_ns = 20'000'000'000;
+    ostinato_upload_limits upload;
+    double  staging_share = 0.125; // of the pool's memory, at most, for the staging buffer
+};
+
+struct ostinato_memory_view {
+    std::string device;
+    size_t pool_capacity = 0;
+    size_t pool_used     = 0;
+    uint64_t published   = 0; // steps of layers with cold routes
+    uint64_t cold_routes = 0;
+    uint64_t waited_ns   = 0; // by the GPU, for the CPU branch
+    uint64_t cpu_routes  = 0; // cold routes that the CPU branch computed
+    uint64_t cpu_busy_ns = 0;
+    uint64_t uploaded    = 0; // experts
+    uint64_t uploaded_bytes = 0;
+    size_t staging_bytes = 0;
+    ostinato_speeds speeds;
+    bool is_gpu = false;
+};
+
+class ostinato_placement {
+public:
+    // Throws std::runtime_error with the reason where a layer cannot be split between two branches, and std::bad_alloc.
+    ostinato_placement(std::vector<ostinato_placed_layer> layers, const ostinato_limits & limits);
+    ~ostinato_placement();
+
+    ostinato_placement(const ostinato_placement &) = delete;
+    ostinato_placement & operator=(const ostinato_placement &) = delete;
+
+    // Why the sets do not fit the pools, or "".
+    std::string fit(const ostinato_expert_pool::hot_sets & hot) const;
+
+    // Makes exactly these experts hot; no pass of the model may be computing. Returns what moved. Throws std::runtime_error when a device fails.
+    ostinato_expert_pool::change apply(const ostinato_expert_pool::hot_sets & hot);
+
+    // The part of the sets that fits: every layer of a GPU that is short gives up the same share of its set, from its end.
+    ostinato_expert_pool::hot_sets shrink(const ostinato_expert_pool::hot_sets & hot) const;
+
+    // Takes the memory that the GPUs have left for the pools. Once.
+    void claim_memory();
+
+    bool needs_memory() const; // a layer is on a GPU, and its memory is not claimed yet
+
+    // A graph for so many tokens is about to be built.
+    void reserve(int64_t n_tokens);
+
+    // A pass is about to be submitted. False where an earlier one failed.
+    bool begin_pass();
+
+    // Waits for what the GPUs are computing.
+    void synchronize() const;
+
+    const ostinato_expert_ffn & slots(size_t layer) const;
+    ggml_tensor * index_table(size_t layer) const;
+    int32_t zero_slot(size_t layer) const; // or OSTINATO_NO_ZERO_SLOT
+    const ostinato_mailbox * mailbox(size_t layer) const { return groups[group_of[layer]]->is_gpu() ? &groups[group_of[layer]]->mailbox : nullptr; }
+    int32_t mailbox_layer(size_t layer) const { return index_in_group[layer]; }
+
+    // The staging buffer as the layer's experts, nullptr where passes of so many tokens upload none.
+    const ostinato_expert_ffn * staging(size_t layer, int64_t n_tokens) const;
+
+    std::vector<ostinato_memory_view> view() const;
+    size_t pool_bytes() const;
+    size_t pinned_bytes() const { return arena ? arena->locked_bytes() : 0; }
+    std::string pin_refusal() const { return arena ? arena->refusal() : ""; }
+
+private:
+    // The layers of one device.
+    struct group {
+        ggml_backend_dev_t device = nullptr;
+        ostinato_pool_memory memory = {};
+        std::vector<size_t> layers;
+        std::vector<ostinato_pool_layer> pool_layers;
+        std::unique_ptr<ostinato_expert_pool> pool;
+
+        ostinato_mailbox mailbox;
+        ggml_backend_buffer_ptr state;
+        ostinato_cold_client client;
+
+        ggml_context_ptr        staging_ctx;
+        ggml_backend_buffer_ptr staging_buffer;
+        std::vector<ostinato_expert_ffn> staging; // by layer; empty without a buffer
+
+        bool is_gpu() const { return memory.cuda != nullptr; }
+    };
+
+    void add_group(ggml_backend_dev_t device);
+    void add_staging(group & g, size_t bytes);
+    void measure_speeds(group & g);
+    ostinato_expert_pool::hot_sets part_of(const group & g, const ostinato_expert_pool::hot_sets & hot) const;
+    void place_cold(const ostinato_expert_pool::hot_sets & hot);
+    void free_mailbox(group & g);
+
+    std::vector<ostinato_placed_layer> layers;
+    ostinato_limits limits;
+    std::vector<std::unique_ptr<group>> groups;
+    std::vector<size_t>  group_of;       // by layer
+    std::vector<int32_t> index_in_group; // by layer
+
+    std::unique_ptr<ostinato_host_arena> arena; // nullptr without a GPU
+    std::vector<std::vector<ostinato_host_expert>> host; // by layer and expert: where its weights are in host memory
+    std::vector<std::vector<char *>> places;             // by layer and expert: in the arena, or nullptr
+    std::vector<std::vector<uint8_t>> pinned;            // by layer and expert: whether `host` is page-locked
+    bool is_claimed = false;
+};

@@ -1,0 +1,317 @@
+// Implementation of row-kernels.h: AVX-512 VNNI kernels for the expert types that users have, chosen at run time.
+
+#include "row-kernels.h"
+
+#define GGML_COMMON_DECL_C
+#include "ggml-common.h"
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define OSTINATO_X86 1
+// GCC 12 takes the undefined operands of its own intrinsics for mistakes.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#endif
+
+static constexpr int64_t SPLIT_BLOCK = 32; // columns per scale of a Q8_0 row
+
+static size_t align64(size_t n) {
+    return (n + 63) & ~(size_t) 63;
+}
+
+#ifdef OSTINATO_X86
+
+#define OSTINATO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+
+// Scales of MXFP4 blocks, halved, since its code values are doubled to be integers.
+struct e8m0_table {
+    float half[256];
+
+    e8m0_table() {
+        for (uint32_t e = 0; e < 256; ++e) {
+            const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
+            memcpy(&half[e], &bits, sizeof(bits));
+        }
+    }
+};
+
+static const e8m0_table E8M0;
+
+// Weight blocks of 32 columns against split Q8_0 rows. A decoder gives the absolute values of two neighbouring blocks, the mask of the
+// negative ones, and the two scales: dpbusd multiplies unsigned with signed bytes, so signs move to the input.
+struct decoded_pair {
+    __m512i magnitude;
+    __mmask64 negative;
+    float scale[2];
+};
+
+OSTINATO_AVX512 static inline __m512i nibbles_of_pair(const uint8_t * a, const uint8_t * b) {
+    const __m256i q  = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) a)), _mm_loadu_si128((const __m128i *) b), 1);
+    const __m256i m  = _mm256_set1_epi8(0x0f);
+    const __m512i lh = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(q, m)), _mm256_and_si256(_mm256_srli_epi16(q, 4), m), 1);
+    return _mm512_shuffle_i64x2(lh, lh, _MM_SHUFFLE(3, 1, 2, 0)); // a low, a high, b low, b high
+}
+
+struct decode_mxfp4 {
+    using block = block_mxfp4;
+
+    OSTINATO_AVX512 static inline decoded_pair pair(const block * w) {
+        const __m512i magnitudes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, 1, 2, 3, 4, 6, 8, 12));
+        const __m512i codes = nibbles_of_pair(w[0].qs, w[1].qs);
+        return {
+            _mm512_shuffle_epi8(magnitudes, codes), _mm512_test_epi8_mask(codes, _mm512_set1_epi8(8)), { E8M0.half[w[0].e], E8M0.half[w[1].e] },
+        };
+    }
+};
+
+struct decode_q4_0 {
+    using block = block_q4_0;
+
+    OSTINATO_AVX512 static inline decoded_pair pair(const block * w) {
+        const __m512i magnitudes = _mm512_broadcast_i32x4(_mm_setr_epi8(8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7));
+        const __m512i codes = nibbles_of_pair(w[0].qs, w[1].qs);
+        return {
+            _mm512_shuffle_epi8(magnitudes, codes), _mm512_testn_epi8_mask(codes, _mm512_set1_epi8(8)), { _cvtsh_ss(w[0].d), _cvtsh_ss(w[1].d) },
+        };
+    }
+};
+
+struct decode_q8_0 {
+    using block = block_q8_0;
+
+    OSTINATO_AVX512 static inline decoded_pair pair(const block * w) {
+        const __m512i q = _mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) w[0].qs)), _mm256_loadu_si256((const __m256i *) w[1].qs), 1);
+        return { _mm512_abs_epi8(q), _mm512_movepi8_mask(q), { _cvtsh_ss(w[0].d), _cvtsh_ss(w[1].d) } };
+    }
+};
+
+template <typename decode, int M>
+OSTINATO_AVX512 static inline void dot_split(
+        int64_t n, float * out, const char * w, const char * const * x) {
+    const auto * blocks = (const typename decode::block *) w;
+    __m512 sum[M];
+    for (int i = 0; i < M; ++i) {
+        sum[i] = _mm512_setzero_ps();
+    }
+    for (int64_t b = 0; b < n/SPLIT_BLOCK; b += 2) {
+        const decoded_pair p = decode::pair(blocks + b);
+        const __m512 scale_w = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(p.scale[0]), _mm512_set1_ps(p.scale[1]));
+        for (int i = 0; i < M; ++i) {
+            const float * scales_x = (const float *) (x[i] + n) + b;
+            const __m512i q      = _mm512_loadu_si512(x[i] + b*SPLIT_BLOCK);
+            const __m512i signed_q = _mm512_mask_sub_epi8(q, p.negative, _mm512_setzero_si512(), q);
+            const __m512i products = _mm512_dpbusd_epi32(_mm512_setzero_si512(), p.magnitude, signed_q);
+            const __m512 scale_x = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(scales_x[0]), _mm512_set1_ps(scales_x[1]));
+            sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_mul_ps(scale_w, scale_x), sum[i]);
+        }
+    }
+    for (int i = 0; i < M; ++i) {
+        out[i] = _mm512_reduce_add_ps(sum[i]);
+    }
+}
+
+// Weight blocks of 256 columns against Q8_K rows.
+template <int M>
+OSTINATO_AVX512 static inline void dot_q4_K(
+        int64_t n, float * out, const char * w, const char * const * x) {
+    const auto * blocks = (const block_q4_K *) w;
+    __m512 sum[M];
+    float  mins[M] = { 0.0f };
+    for (int i = 0; i < M; ++i) {
+        sum[i] = _mm512_setzero_ps();
+    }
+    const __m256i low = _mm256_set1_epi8(0x0f);
+    for (int64_t b = 0; b < n/QK_K; ++b) {
+        const block_q4_K & block = blocks[b];
+        const float d    = _cvtsh_ss(block.d);
+        const float dmin = _cvtsh_ss(block.dmin);
+
+        uint32_t packed[4]; // eight scales, then eight mins, a byte each
+        memcpy(packed, block.scales, 12);
+        const uint32_t high = packed[1] & 0xc0c0c0c0u;
+        packed[3] = ((packed[2] >> 4) & 0x0f0f0f0fu) | (high >> 2);
+        const uint32_t mins_low = packed[1] & 0x3f3f3f3fu;
+        packed[1] = (packed[2] & 0x0f0f0f0fu) | ((packed[0] & 0xc0c0c0c0u) >> 2);
+        packed[2] = mins_low;
+        packed[0] &= 0x3f3f3f3fu;
+        const __m128i scales_mins = _mm_loadu_si128((const __m128i *) packed);
+        const __m128i mins16 = _mm_cvtepu8_epi16(_mm_srli_si128(scales_mins, 8));
+
+        __m512i weights[4];
+        __m512i scales[4];
+        for (int j = 0; j < 4; ++j) {
+            const __m256i q = _mm256_loadu_si256((const __m256i *) (block.qs + 32*j));
+            weights[j] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(q, low)), _mm256_and_si256(_mm256_srli_epi16(q, 4), low), 1);
+            const __m128i select = _mm_set_epi64x((int64_t) 0x0101010101010101*(2*j + 1), (int64_t) 0x0101010101010101*(2*j));
+            scales[j]  = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(scales_mins, select));
+        }
+        for (int i = 0; i < M; ++i) {
+            const auto & row = ((const block_q8_K *) x[i])[b];
+            __m512i products = _mm512_setzero_si512();
+            for (int j = 0; j < 4; ++j) {
+                const __m512i part = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[j], _mm512_loadu_si512(row.qs + 64*j));
+                products = _mm512_add_epi32(products, _mm512_mullo_epi32(part, scales[j]));
+            }
+            sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(d*row.d), sum[i]);
+
+            const __m256i sums = _mm256_loadu_si256((const __m256i *) row.bsums);
+            const __m128i pairs = _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+            __m128i m = _mm_madd_epi16(mins16, pairs);
+            m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+            m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+            mins[i] += dmin*row.d*(float) _mm_cvtsi128_si32(m);
+        }
+    }
+    for (int i = 0; i < M; ++i) {
+        out[i] = _mm512_reduce_add_ps(sum[i]) - mins[i];
+    }
+}
+
+template <int M>
+OSTINATO_AVX512 static inline void dot_q6_K(
+        int64_t n, float * out, const char * w, const char * const * x) {
+    const auto * blocks = (const block_q6_K *) w;
+    __m512 sum[M];
+    for (int i = 0; i < M; ++i) {
+        sum[i] = _mm512_setzero_ps();
+    }
+    const __m512i low = _mm512_set1_epi8(0x0f);
+    const __m512i two = _mm512_set1_epi8(0x03);
+    for (int64_t b = 0; b < n/QK_K; ++b) {
+        const block_q6_K & block = blocks[b];
+        const float d = _cvtsh_ss(block.d);
+        const __m128i scales8 = _mm_loadu_si128((const __m128i *) block.scales);
+        const __m256i scales16 = _mm256_cvtepi8_epi16(scales8);
+
+        __m512i weights[4];
+        __m512i scales[4];
+        for (int half = 0; half < 2; ++half) {
+            const __m512i ql = _mm512_loadu_si512(block.ql + 64*half);
+            const __m256i qh = _mm256_loadu_si256((const __m256i *) (block.qh + 32*half));
+            const __m512i h0 = _mm512_inserti64x4(_mm512_castsi256_si512(qh), _mm256_srli_epi16(qh, 2), 1);
+            const __m512i h1 = _mm512_srli_epi16(h0, 4);
+            weights[2*half + 0] = _mm512_or_si512(_mm512_and_si512(ql, low), _mm512_slli_epi16(_mm512_and_si512(h0, two), 4));
+            weights[2*half + 1] = _mm512_or_si512(
+                _mm512_and_si512(_mm512_srli_epi16(ql, 4), low), _mm512_slli_epi16(_mm512_and_si512(h1, two), 4));
+        }
+        for (int j = 0; j < 4; ++j) {
+            const uint32_t first = 4*j;
+            const __m128i select = _mm_set_epi32(
+                (int) (0x01010101u*(first + 3)), (int) (0x01010101u*(first + 2)), (int) (0x01010101u*(first + 1)), (int) (0x01010101u*first));
+            scales[j] = _mm512_cvtepi8_epi32(_mm_shuffle_epi8(scales8, select));
+        }
+        for (int i = 0; i < M; ++i) {
+            const auto & row = ((const block_q8_K *) x[i])[b];
+            __m512i products = _mm512_setzero_si512();
+            for (int j = 0; j < 4; ++j) {
+                const __m512i part = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[j], _mm512_loadu_si512(row.qs + 64*j));
+                products = _mm512_add_epi32(products, _mm512_mullo_epi32(part, scales[j]));
+            }
+            // quants are stored with 32 added
+            const __m256i offsets = _mm256_slli_epi32(_mm256_madd_epi16(scales16, _mm256_loadu_si256((const __m256i *) row.bsums)), 5);
+            products = _mm512_sub_epi32(products, _mm512_zextsi256_si512(offsets));
+            sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(d*row.d), sum[i]);
+        }
+    }
+    for (int i = 0; i < M; ++i) {
+        out[i] = _mm512_reduce_add_ps(sum[i]);
+    }
+}
+
+#define OSTINATO_DOT(NAME, CALL)                                                                                                         \
+    OSTINATO_AVX512 static void NAME(                                                                                                    \
+            int64_t n, float * out, const char * w, const char * const * x, int n_x) {                                                   \
+        int i = 0;                                                                                                                       \
+        for (; i + 4 <= n_x; i += 4) { CALL(4)(n, out + i, w, x + i); }                                                                  \
+        for (; i + 2 <= n_x; i += 2) { CALL(2)(n, out + i, w, x + i); }                                                                  \
+        for (; i     <  n_x; i += 1) { CALL(1)(n, out + i, w, x + i); }                                                                  \
+    }
+
+#define OSTINATO_MXFP4(M) dot_split<decode_mxfp4, M>
+#define OSTINATO_Q4_0(M)  dot_split<decode_q4_0, M>
+#define OSTINATO_Q8_0(M)  dot_split<decode_q8_0, M>
+#define OSTINATO_Q4_K(M)  dot_q4_K<M>
+#define OSTINATO_Q6_K(M)  dot_q6_K<M>
+
+OSTINATO_DOT(dot_mxfp4, OSTINATO_MXFP4)
+OSTINATO_DOT(dot_q4_0,  OSTINATO_Q4_0)
+OSTINATO_DOT(dot_q8_0,  OSTINATO_Q8_0)
+OSTINATO_DOT(dot_q4_K_rows, OSTINATO_Q4_K)
+OSTINATO_DOT(dot_q6_K_rows, OSTINATO_Q6_K)
+
+static bool has_avx512_vnni() {
+    static const bool found = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+    return found;
+}
+
+#endif // OSTINATO_X86
+
+ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, bool plain) {
+    const auto * traits = ggml_get_type_traits_cpu(type);
+    ostinato_row_kernel kernel = { traits->vec_dot_type, traits->vec_dot };
+    GGML_UNUSED(columns);
+    GGML_UNUSED(plain);
+#ifdef OSTINATO_X86
+    if (!plain && has_avx512_vnni()) {
+        switch (type) {
+            case GGML_TYPE_MXFP4: kernel.dot = dot_mxfp4;     break;
+            case GGML_TYPE_Q4_0:  kernel.dot = dot_q4_0;      break;
+            case GGML_TYPE_Q8_0:  kernel.dot = dot_q8_0;      break;
+            case GGML_TYPE_Q4_K:  kernel.dot = dot_q4_K_rows; break;
+            case GGML_TYPE_Q6_K:  kernel.dot = dot_q6_K_rows; break;
+            default: break;
+        }
+        if (kernel.dot && kernel.input == GGML_TYPE_Q8_0) {
+            kernel.is_split = columns % (2*SPLIT_BLOCK) == 0;
+            kernel.dot      = kernel.is_split ? kernel.dot : nullptr;
+        }
+    }
+#endif
+    return kernel;
+}
+
+size_t ostinato_input_row_bytes(const ostinato_row_kernel & kernel, int64_t n) {
+    return align64(kernel.is_split ? n + n/SPLIT_BLOCK*sizeof(float) : ggml_row_size(kernel.input, n));
+}
+
+void ostinato_input_row(const ostinato_row_kernel & kernel, const float * src, char * dst, int64_t n) {
+    ostinato_input_columns(kernel, src, dst, 0, n, n);
+}
+
+void ostinato_input_columns(const ostinato_row_kernel & kernel, const float * src, char * dst, int64_t begin, int64_t end, int64_t columns) {
+    if (kernel.input == GGML_TYPE_F32) {
+        memcpy(dst + begin*sizeof(float), src, (end - begin)*sizeof(float));
+        return;
+    }
+    const auto from_float = ggml_get_type_traits_cpu(kernel.input)->from_float;
+    if (!kernel.is_split) {
+        from_float(src, dst + ggml_row_size(kernel.input, begin), end - begin);
+        return;
+    }
+    constexpr int64_t PART = 1024;
+    alignas(64) block_q8_0 blocks[PART/SPLIT_BLOCK];
+    float * scales = (float *) (dst + columns);
+    for (int64_t i = begin; i < end; i += PART) {
+        const int64_t n = std::min(PART, end - i);
+        from_float(src + i - begin, blocks, n);
+        for (int64_t b = 0; b < n/SPLIT_BLOCK; ++b) {
+            memcpy(dst + i + b*SPLIT_BLOCK, blocks[b].qs, SPLIT_BLOCK);
+            scales[i/SPLIT_BLOCK + b] = ggml_fp16_to_fp32(blocks[b].d);
+        }
+    }
+}
+
+void ostinato_dot_rows(const ostinato_row_kernel & kernel, int64_t columns, float * out, const char * w, const char * const * x, int n_x) {
+    if (kernel.dot) {
+        kernel.dot(columns, out, w, x, n_x);
+        return;
+    }
+    for (int i = 0; i < n_x; ++i) {
+        kernel.vec_dot((int) columns, out + i, 0, w, 0, x[i], 0, 1);
+    }
+}

@@ -1,0 +1,40 @@
+// Implementation of upload-choice.h.
+
+#include "upload-choice.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows) {
+    // weights are decoded once for up to four rows
+    const double arithmetic = speeds.cpu_rows*((rows + 3)/4*4)/16.0;
+    return bytes*std::max(speeds.cpu_row, arithmetic);
+}
+
+std::vector<int32_t> ostinato_choose_uploads(
+        const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads) {
+    double cpu = 0.0;
+    std::vector<int32_t> order;
+    for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
+        cpu += ostinato_cpu_seconds(speeds, bytes, std::abs(rows[i]));
+        if (rows[i] > 0) {
+            order.push_back(i);
+        }
+    }
+    // what costs the CPU most comes first, since every upload costs the link the same
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return rows[a] > rows[b]; });
+    double link = 0.0;
+    std::vector<int32_t> uploads;
+    for (const int32_t i : order) {
+        const double next_cpu  = cpu - ostinato_cpu_seconds(speeds, bytes, rows[i]);
+        const double next_link = link + bytes*speeds.link;
+        if ((int32_t) uploads.size() == max_uploads || std::max(next_cpu, next_link) >= std::max(cpu, link)) {
+            break;
+        }
+        uploads.push_back(i);
+        cpu  = next_cpu;
+        link = next_link;
+    }
+    return uploads;
+}

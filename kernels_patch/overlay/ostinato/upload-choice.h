@@ -1,0 +1,23 @@
+// Which of a pass's cold experts are uploaded and which the CPU branch computes (beyond paper 3.3, which decides once per pass): both sides work
+// at once, and the choice makes the later of the two as early as it can.
+//
+// Times are linear in bytes, measured on this machine with the model's own experts. A CPU that has one row per expert is bound by its memory;
+// with many rows it is bound by its arithmetic. An upload costs the same however many rows the expert has.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+struct ostinato_speeds {
+    double cpu_row  = 1.0/40e9;  // seconds per byte of an expert with one row
+    double cpu_rows = 1.0/10e9;  // with 16 rows
+    double link     = 1.0/20e9;  // seconds per byte uploaded
+    bool is_default = true;      // nothing was measured
+};
+
+// Seconds of the CPU branch for an expert of so many bytes and rows.
+double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows);
+
+// The experts to upload, as indices into `rows`, at most `max_uploads`. rows[i] < 0: expert i cannot be uploaded, and the CPU has -rows[i] rows of it.
+std::vector<int32_t> ostinato_choose_uploads(const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads);
