@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ostinatod import __version__
 from ostinatod.api.describe import listing, status_entry
 from ostinatod.api.errors import from_engine
-from ostinatod.api.ollama import ModelName
+from ostinatod.api.ollama_requests import ModelName
 from ostinatod.api.state import Services, ServicesDep
 from ostinatod.api.streaming import NdjsonResponse, cancel_and_wait
 from ostinatod.config import parse_duration_s
@@ -66,6 +66,7 @@ async def status(services: ServicesDep) -> dict[str, Any]:
         "settings": asdict(services.settings),
         "build": await asyncio.to_thread(_build, services),
         "models": [status_entry(model, engine) for model, engine in zip(models, engines, strict=True)],
+        "routing_log": asdict(services.recorder.log.status()),
     }
 
 

@@ -1,16 +1,21 @@
 """What may and what must change in an OpenAI request before the engine sees it. Pure functions.
 
-A body that needs no change is forwarded byte for byte; unknown fields pass. Refused: several answers per request, and
-images by URL, which the engine would fetch from wherever the URL points.
+A body that needs no change is forwarded byte for byte; unknown fields pass. What agents send and the engine would
+refuse is made good in `dialects.chat`. Refused: several answers per request, and images by URL, which the engine would
+fetch from wherever the URL points.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ostinatod.api.dialects.chat import normal_chat
+from ostinatod.api.limits import check_limits
+from ostinatod.api.sampled_calls import SampledCalls
 from ostinatod.config import parse_duration_s
 from ostinatod.errors import RequestError
 
@@ -43,6 +48,8 @@ _INTERNAL = frozenset(
 )
 """What the engine's server passes to itself after it has rendered the template; from a client it is dropped."""
 
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 _URL_PARTS = ("image_url", "video_url", "audio_url", "input_image")
 
 
@@ -54,15 +61,22 @@ class EngineRequest:
     stream: bool
     keep_alive_s: float | None
     fields: Mapping[str, Any]
-    raw: bytes
+    raw: bytes | None
+    """What the client sent, where `fields` say the same."""
 
 
-def parse_request(raw: bytes) -> EngineRequest:
+def parse_request(raw: bytes, *, sees_images: bool = False, sampled_calls: SampledCalls | None = None) -> EngineRequest:
     """Read and check a body. Raises RequestError, or ConfigError for a malformed `keep_alive`."""
-    fields = _parse_object(raw)
-    model = fields.get("model")
-    if not isinstance(model, str) or not model:
-        raise RequestError("expected the name of a model in 'model'", hint="List them: ostinato list")
+    raw = whole_text(raw)
+    fields = parse_object(raw)
+    restored = sampled_calls.restored(fields) if sampled_calls else fields
+    return checked_request(restored, raw if restored is fields else None, sees_images=sees_images)
+
+
+def checked_request(fields: Mapping[str, Any], raw: bytes | None, *, sees_images: bool = False) -> EngineRequest:
+    """Check `fields`, which `raw` was read into if it is given. Raises as `parse_request`."""
+    check_limits(fields)
+    model = model_name(fields)
     for name in ("n", "n_cmpl", "best_of"):
         if fields.get(name) not in (None, 1):
             raise RequestError(f"{name}: only one answer per request is supported, found {fields[name]!r}")
@@ -73,13 +87,22 @@ def parse_request(raw: bytes) -> EngineRequest:
                 hint="The daemon fetches nothing on a client's behalf",
             )
     keep_alive = fields.get("keep_alive")
+    normal = normal_chat(fields, sees_images=sees_images) if "messages" in fields else fields
     return EngineRequest(
         model=model,
         stream=fields.get("stream") is True,
         keep_alive_s=None if keep_alive is None else parse_duration_s(keep_alive),
-        fields=fields,
-        raw=raw,
+        fields=normal,
+        raw=raw if normal is fields else None,
     )
+
+
+def model_name(fields: Mapping[str, Any]) -> str:
+    """The model that is asked for. Raises RequestError."""
+    model = fields.get("model")
+    if not isinstance(model, str) or not model:
+        raise RequestError("expected the name of a model in 'model'", hint="List them: ostinato list")
+    return model
 
 
 def engine_body(request: EngineRequest, context_tokens: int) -> bytes:
@@ -89,7 +112,7 @@ def engine_body(request: EngineRequest, context_tokens: int) -> bytes:
         for name, value in request.fields.items()
         if (changed := _clamped(name, value, context_tokens)) is not value
     }
-    if not changes and _INTERNAL.isdisjoint(request.fields):
+    if request.raw is not None and not changes and _INTERNAL.isdisjoint(request.fields):
         return request.raw
     kept = {name: value for name, value in {**request.fields, **changes}.items() if name not in _INTERNAL}
     return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
@@ -111,9 +134,25 @@ def _clamped(name: str, value: Any, context_tokens: int) -> Any:
     return value
 
 
-def _parse_object(raw: bytes) -> dict[str, Any]:
+def whole_text(raw: bytes) -> bytes:
+    """`raw` with halves of surrogate pairs replaced: agents cut texts anywhere, and the engine refuses what is left."""
+    if not _ESCAPED_SURROGATE.search(raw):
+        return raw
     try:
-        fields = json.loads(raw, parse_constant=_refuse_constant)
+        text = json.dumps(json.loads(raw), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return raw
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace")
+    return raw
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`, as `whole_text`. Raises RequestError."""
+    try:
+        fields = json.loads(whole_text(raw), parse_constant=_refuse_constant)
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     except ValueError as error:

@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ostinatod.errors import EngineBusy, ModelNotFound, OstinatoError, RequestError
+from ostinatod.errors import ContextOverflow, EngineBusy, ModelNotFound, OstinatoError, RequestError
 
 OPENAI_PREFIX = "/v1/"
+ANTHROPIC_PREFIX = "/v1/messages"
 
 
 class BodyTooLarge(RequestError):
@@ -37,13 +38,56 @@ class Forbidden(RequestError):
     kind = "forbidden"
 
 
+class RequestCancelled(OstinatoError):
+    """Somebody cancelled the request by its id."""
+
+    status = 499
+    exit_code = 130
+    kind = "cancelled"
+
+
 class EngineRefused(OstinatoError):
     """An error that the engine answered with, already in OpenAI's words."""
+
+    kind = "engine_refused"
 
     def __init__(self, status_code: int, error: dict[str, Any]) -> None:
         super().__init__(str(error.get("message", "the engine refused the request")))
         self.status_code = status_code
         self.body = error
+
+
+class PromptTooLong(EngineRefused):
+    """The engine's refusal of a prompt that is longer than the loaded context."""
+
+    kind = ContextOverflow.kind
+
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def status_of(error: OstinatoError) -> int:
+    """The HTTP status of the answer that tells it."""
+    return error.status_code if isinstance(error, EngineRefused) else error.status
+
+
+def anthropic_body(error: OstinatoError) -> dict[str, Any]:
+    """Anthropic's error object. An overflow is told in the words that Claude Code answers by compacting."""
+    status = status_of(error)
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = str(error)
+    if isinstance(error, PromptTooLong):
+        message = f"prompt is too long: {error.body['n_prompt_tokens']} tokens > {error.body['n_ctx']} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def openai_body(error: OstinatoError) -> dict[str, Any]:
@@ -62,10 +106,14 @@ def native_body(error: OstinatoError) -> dict[str, Any]:
 
 def error_response(error: OstinatoError, path: str) -> JSONResponse:
     """The answer to a request for `path` that failed before anything was sent."""
-    status = error.status_code if isinstance(error, EngineRefused) else error.status
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, EngineBusy) else None
-    body = openai_body(error) if path.startswith(OPENAI_PREFIX) else native_body(error)
-    return JSONResponse(body, status_code=status, headers=headers)
+    return JSONResponse(_body(error, path), status_code=status_of(error), headers=headers)
+
+
+def _body(error: OstinatoError, path: str) -> dict[str, Any]:
+    if path.startswith(ANTHROPIC_PREFIX):
+        return anthropic_body(error)
+    return openai_body(error) if path.startswith(OPENAI_PREFIX) else native_body(error)
 
 
 def sse_error(error: OstinatoError) -> bytes:
@@ -85,10 +133,16 @@ def from_engine(status_code: int, content: bytes, *, param: str) -> EngineRefuse
     told = answer.get("error") if isinstance(answer, dict) else None
     found: Mapping[str, Any] = told if isinstance(told, dict) else {}
     if found.get("type") == "exceed_context_size_error":
-        return EngineRefused(400, _overflow(int(found.get("n_prompt_tokens", 0)), int(found.get("n_ctx", 0)), param))
+        return PromptTooLong(400, _overflow(int(found.get("n_prompt_tokens", 0)), int(found.get("n_ctx", 0)), param))
     message = str(found.get("message") or f"the engine answered with HTTP status {status_code}")
+    if any(words in message for words in _CLIENT_FAULTS):
+        status_code = 400
     kind = "invalid_request_error" if status_code < 500 else "server_error"
     return EngineRefused(status_code, {"message": message, "type": kind, "param": None, "code": found.get("type")})
+
+
+_CLIENT_FAULTS = ("Failed to parse messages", "Failed to parse tools", "input is not supported", "Jinja Exception")
+"""What the engine answers with status 500 although the request can never succeed; agents retry that for minutes."""
 
 
 def _overflow(n_prompt_tokens: int, n_ctx: int, param: str) -> dict[str, Any]:
@@ -97,10 +151,15 @@ def _overflow(n_prompt_tokens: int, n_ctx: int, param: str) -> dict[str, Any]:
         " and exceeds the available context size.",
         "type": "invalid_request_error",
         "param": param,
-        "code": "context_length_exceeded",
+        "code": PromptTooLong.kind,
         "n_prompt_tokens": n_prompt_tokens,
         "n_ctx": n_ctx,
     }
+
+
+def internal_error() -> OstinatoError:
+    """A fault of ours."""
+    return OstinatoError("internal error; the daemon's log has the details")
 
 
 async def on_ostinato_error(request: Request, error: Exception) -> Response:
@@ -130,4 +189,4 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
     """Exception handler for our own faults; the log has the details."""
-    return error_response(OstinatoError("internal error; the daemon's log has the details"), request.url.path)
+    return error_response(internal_error(), request.url.path)

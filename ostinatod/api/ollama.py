@@ -1,4 +1,7 @@
-"""Ollama's model management, as far as our own command line and editors that look for models need it."""
+"""Ollama's model management: what our own command line needs, and editors that look for models.
+
+Answers come from `ollama_run`; what would make or publish a model is refused with the command that does its job.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,33 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ostinatod import __version__
 from ostinatod.api.describe import listing, running, shown
+from ostinatod.api.ollama_requests import ModelName
 from ostinatod.api.pulls import Pulls
 from ostinatod.api.state import ServicesDep
 from ostinatod.api.streaming import NdjsonResponse
 from ostinatod.errors import ModelError, RequestError
-from ostinatod.store.records import PullProgress
+from ostinatod.store.records import ModelRecord, PullProgress
 
 OLLAMA_VERSION = "0.14.0"
 """The version of Ollama's API that this subset follows; clients refuse to talk to much older ones."""
 
 _PATH = re.compile(r"[./~\\]|file:|[A-Za-z]:[\\/]", re.IGNORECASE)
 
+_THINKING_MARKS = ("enable_thinking", "reasoning_content", "<think>", "<|channel|>analysis")
+
 router = APIRouter()
 
 
-class ModelName(BaseModel):
-    """`name` is what older clients say."""
+class NotSupported(RequestError):
+    """A part of Ollama's API that this daemon leaves out on purpose."""
 
-    model: str = Field(min_length=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_name(cls, values: Any) -> Any:
-        return {**values, "model": values["name"]} if isinstance(values, dict) and values.get("name") else values
+    status = 501
+    kind = "not_supported"
 
 
 class PullRequest(ModelName):
@@ -55,8 +57,8 @@ class CopyRequest(BaseModel):
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def root() -> Response:
-    """What clients probe for."""
-    return PlainTextResponse("Ostinato is running")
+    """What clients probe for, word for word."""
+    return PlainTextResponse("Ollama is running")
 
 
 @router.api_route("/api/version", methods=["GET", "HEAD"])
@@ -83,7 +85,12 @@ async def show(wanted: ModelName, services: ServicesDep) -> dict[str, Any]:
     """What is known about a model."""
     record = await asyncio.to_thread(services.store.resolve, wanted.model)
     template = await asyncio.to_thread(services.store.chat_template, record)
-    return shown(record, template, services.settings, services.loaded.find(record))
+    told = shown(record, template, services.settings, services.loaded.find(record))
+    # Editors show the base name, and hide models that do not say what they can do.
+    names = {"general.basename": record.name, "general.name": record.name}
+    told["model_info"] = names | told["model_info"]
+    told["capabilities"] = capabilities_of(record, template)
+    return told
 
 
 @router.post("/api/pull")
@@ -119,6 +126,36 @@ async def copy(wanted: CopyRequest, services: ServicesDep) -> dict[str, Any]:
     source = await asyncio.to_thread(services.store.resolve, wanted.source)
     await asyncio.to_thread(services.store.copy, source.name, wanted.destination)
     return {"status": "success"}
+
+
+@router.post("/api/create")
+async def create() -> None:
+    """Models are not made here."""
+    raise NotSupported(
+        "this daemon makes no models from Modelfiles",
+        hint="Use ostinato pull for a GGUF file or a hub repository, and ostinato cp for a further name",
+    )
+
+
+@router.post("/api/push")
+async def push() -> None:
+    """Models are not published from here."""
+    raise NotSupported("this daemon publishes no models", hint="Upload the GGUF file with your hub's own client")
+
+
+@router.api_route("/api/blobs/{digest}", methods=["HEAD", "POST"])
+async def blobs(digest: str) -> None:
+    """Files do not come in through HTTP."""
+    raise NotSupported("this daemon takes no uploads", hint="Use a file where it is: ostinato pull PATH")
+
+
+def capabilities_of(record: ModelRecord, template: str) -> list[str]:
+    """Ollama's words for what the model can do, read off its chat template."""
+    if record.shape.is_embedding:
+        return ["embedding"]
+    tools = ["tools"] if "tools" in template else []
+    thinking = ["thinking"] if any(mark in template for mark in _THINKING_MARKS) else []
+    return ["completion", *tools, *thinking]
 
 
 async def _pull_lines(pulls: Pulls, reference: str) -> AsyncGenerator[Mapping[str, Any], None]:

@@ -12,6 +12,11 @@ from ostinatod.api.describe import openai_model
 from ostinatod.api.relay import EngineRelay
 from ostinatod.api.state import Services, ServicesDep
 from ostinatod.errors import RequestError
+from ostinatod.store.records import ModelRecord
+
+CHAT_PATH = "/v1/chat/completions"
+"""The engine's path that every dialect's conversation goes to, and the one that counts its tokens."""
+COUNT_PATH = "/v1/chat/completions/input_tokens"
 
 router = APIRouter(prefix="/v1")
 
@@ -53,13 +58,21 @@ async def embeddings(request: Request, services: ServicesDep) -> Response:
 
 
 async def _relay(request: Request, services: Services, *, prompt_field: str, embeds: bool) -> Response:
-    wanted = parse_request(await request.body())
-    # Known before anything is loaded: the wrong kind of model would only answer after minutes of loading.
-    record = await asyncio.to_thread(services.store.resolve, wanted.model)
+    calls = services.sampled_calls
+    wanted = parse_request(await request.body(), sees_images=services.sees_images, sampled_calls=calls)
+    record = await resolve_model(services, wanted.model, embeds=embeds)
+    return EngineRelay(
+        *(services.loaded, services.exchanges, record, wanted, request.url.path, prompt_field), sampled_calls=calls
+    )
+
+
+async def resolve_model(services: Services, name: str, *, embeds: bool) -> ModelRecord:
+    """The model of that name. Raises RequestError for the wrong kind, before minutes are spent on loading it."""
+    record = await asyncio.to_thread(services.store.resolve, name)
     if record.shape.is_embedding and not embeds:
         raise RequestError(f"{record.name} is an embedding model", hint="Use it with /v1/embeddings")
     if embeds and not record.shape.is_embedding:
         raise RequestError(
             f"{record.name} does not make embeddings", hint="Pull an embedding model: ostinato pull ORG/REPO"
         )
-    return EngineRelay(services.loaded, record, wanted, request.url.path, prompt_field)
+    return record

@@ -15,7 +15,12 @@ from ostinatod.loaded import EngineBuild, LoadedModels
 from ostinatod.store.records import ModelRecord, ProgressCallback
 
 if TYPE_CHECKING:
+    from ostinatod.api.observer import Exchanges
     from ostinatod.api.pulls import Pulls
+    from ostinatod.api.recorder import RequestRecorder
+    from ostinatod.api.sampled_calls import SampledCalls
+    from ostinatod.learning.residencies import Residencies
+    from ostinatod.learning.service import LearningService
 
 
 class ModelStore(Protocol):
@@ -38,10 +43,24 @@ class Services:
     store: ModelStore
     loaded: LoadedModels
     pulls: Pulls
+    exchanges: Exchanges
+    sampled_calls: SampledCalls
+    recorder: RequestRecorder
+    residencies: Residencies
+    learning: LearningService
+    machine_profile: Path
+    """The file that the profile of this machine is kept in."""
+    logs: Path
+    """The directory of the log files."""
     find_build: Callable[[], EngineBuild]
     request_shutdown: Callable[[], None]
     started_at_s: float
     """Wall clock."""
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether the user gave the engines a projector for images."""
+        return any(argument.startswith(("-mm", "--mmproj")) for argument in self.settings.engine_args)
 
 
 class LifespanState(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from ostinatod.config import Settings
 from ostinatod.store.records import ModelRecord
@@ -25,8 +26,19 @@ def context_tokens(settings: Settings, record: ModelRecord) -> int:
     return min(settings.context_tokens, trained) if trained else settings.context_tokens
 
 
-def engine_arguments(settings: Settings, record: ModelRecord, socket: Path) -> tuple[str, ...]:
+def engine_arguments(
+    settings: Settings,
+    record: ModelRecord,
+    socket: Path,
+    residency: Path | None = None,
+    backend: Literal["cpu", "cuda"] = "cpu",
+) -> tuple[str, ...]:
     """Arguments after the program's name. `settings.engine_args` come last, so that they win.
+
+    With a `residency` file the CPU backend must leave weights as they are stored: rows of rearranged ones can neither
+    be copied into the expert pool nor multiplied one by one. With an expert pool on GPUs everything but the experts is
+    on the GPU, those start in host memory, and the engine takes what memory is left; warming up would read all of them,
+    and threads of llama.cpp's own would only spin beside those of the CPU branch.
 
     Chunk reuse by shifting the KV cache (`--cache-reuse`) stays off: it answers from state that was computed behind
     another prefix, which changes results. Exact prefixes are kept in slots and in host memory instead.
@@ -59,7 +71,14 @@ def engine_arguments(settings: Settings, record: ModelRecord, socket: Path) -> t
     else:
         arguments += ["--jinja"]
     if record.shape.n_experts:
-        arguments += ["--ostinato-count-routes"]
+        arguments += ["--ostinato-count-routes", "--ostinato-fingerprint", record.digest]
+        has_pool = backend == "cuda" and settings.gpu_experts == "pool"
+        if has_pool:
+            arguments += ["--ostinato-branches", "--gpu-layers", "all", "--cpu-moe", "--fit", "off", "--no-warmup"]
+            arguments += [] if settings.threads else ["--threads", "1"]
+        if has_pool or (residency is not None and backend == "cpu"):
+            arguments += ["--no-repack"]
+            arguments += [] if residency is None else ["--ostinato-residency", str(residency)]
     return (*arguments, *settings.engine_args)
 
 

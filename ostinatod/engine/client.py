@@ -21,8 +21,11 @@ class EngineClient:
     """
 
     def __init__(self, socket: Path) -> None:
+        # Every request has a connection of its own: the engine closes one that has been idle for 5 s, and a request
+        # that is sent on it just then is lost with it.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=None)),
+            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=limits),
             base_url="http://engine",
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
@@ -47,6 +50,13 @@ class EngineClient:
     async def routes(self) -> httpx.Response:
         """The engine's answer about its routing counts, whatever its status. Raises httpx.TransportError."""
         return await self._http.get("/ostinato/routes", timeout=PROBE_TIMEOUT_S)
+
+    async def apply_residency(self, file: Path) -> httpx.Response:
+        """Ask the engine to change to the set in a residency file; its answer, whatever its status.
+
+        Copying experts takes as long as it takes. Raises httpx.TransportError.
+        """
+        return await self._http.post("/ostinato/residency", json={"path": str(file)})
 
     async def context_tokens(self) -> int | None:
         """The context that one request may use, as loaded; None where the engine does not tell."""

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import openai
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from ostinatod.config import Settings
 from ostinatod.errors import DiskFull, PullError
@@ -84,7 +86,8 @@ def test_listed_origins_get_a_preflight_and_cors_headers(start_app: StartApp, sc
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
 def test_bodies_that_need_no_preflight_are_refused(shared_app: RunningApp, content_type: str | None) -> None:
-    headers = {"Content-Type": content_type} if content_type else {}
+    # A page that leaves the type out is a browser's all the same.
+    headers = {"Content-Type": content_type} if content_type else {"Sec-Fetch-Site": "cross-site"}
     answer = shared_app.http.post("/api/copy", content=b'{"source":"m","destination":"stolen"}', headers=headers)
     assert answer.status_code == 415
     assert "stolen" not in shared_app.store.records
@@ -162,7 +165,7 @@ def test_the_wrong_kind_of_model_is_refused_without_loading_it(app: RunningApp) 
 
 def test_unknown_paths_methods_and_fields_answer_json(shared_app: RunningApp) -> None:
     assert shared_app.http.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
-    assert shared_app.http.get("/api/chat").status_code == 404
+    assert shared_app.http.get("/api/nothing").status_code == 404
     assert shared_app.http.post("/api/tags").status_code == 405
     assert shared_app.http.post("/api/copy", json={"source": "m"}).json()["error"].startswith("destination:")
 
@@ -222,6 +225,26 @@ def test_a_stream_arrives_chunk_by_chunk_with_headers_against_buffering(shared_a
     # 20 chunks 20 ms apart: buffered, all would arrive at once.
     assert len(arrivals) > 10
     assert arrivals[-1] - arrivals[0] > 0.2
+
+
+def test_two_streams_at_once_both_complete(shared_app: RunningApp) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda count: shared_app.chat(f"!count {count}", stream=True).text, (30, 20)))
+    numbers = [[json.loads(data)["choices"][0]["delta"]["content"] for data in sse_data(text)[:-1]] for text in texts]
+    assert ["".join(each).split() for each in numbers] == [[str(n) for n in range(count)] for count in (30, 20)]
+
+
+def test_parallel_calls_keep_their_places_and_end_with_their_own_reason(shared_app: RunningApp) -> None:
+    state: Any = ChatCompletionStreamState()
+    with openai.OpenAI(base_url=f"{shared_app.url}/v1", api_key="none", max_retries=0) as sdk:
+        asked: Any = {"model": "m", "messages": [{"role": "user", "content": "!tools"}]}
+        for chunk in sdk.chat.completions.create(**asked, stream=True):
+            state.handle_chunk(chunk)
+    choice = state.current_completion_snapshot.choices[0]
+    calls = [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert calls == [("c-1", "find", '{"a": 1}'), ("c-2", "look", "{}")]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.reasoning_content == "Let me think."
 
 
 def test_headers_and_keepalive_come_within_a_second_of_a_long_prefill(shared_app: RunningApp) -> None:
@@ -338,6 +361,7 @@ def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event_and_is_repl
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engine_that_dies_before_the_first_byte_is_502(app: RunningApp, stream: bool) -> None:
+    app.chat("warm")
     answer = app.chat("!die", stream=stream)
     assert answer.status_code == 502
     assert answer.json()["error"]["code"] == "engine_died"
@@ -356,7 +380,7 @@ def test_repeated_crashes_are_backed_off_from(app: RunningApp) -> None:
 
 
 def test_probes_of_ollama_clients_are_answered(shared_app: RunningApp) -> None:
-    assert shared_app.http.get("/").text == "Ostinato is running"
+    assert shared_app.http.get("/").text == "Ollama is running"
     assert shared_app.http.head("/").status_code == 200
     version = shared_app.http.get("/api/version").json()
     assert tuple(map(int, version["version"].split("."))) >= (0, 13, 4)

@@ -175,6 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream("application/x-ndjson", self.daemon.load_steps, "{}\n")
         else:
             self._json(*self._plain(body))
+        if self.path == "/ostinato/shutdown":
+            # Not before it is answered: as a program it ends with the server, whatever threads still do.
+            self.daemon.stop_soon()
 
     def _plain(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         daemon = self.daemon
@@ -191,7 +194,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/ostinato/add":
             return 200, listing(body["name"] or "local", source="file")
         if self.path == "/ostinato/shutdown":
-            daemon.stop_soon()
             return 200, {}
         name = body.get("source") or body.get("model")
         if name not in daemon.models:

@@ -8,6 +8,11 @@ How it loads is set by the environment variable OSTINATO_SCRIPTED_ENGINE, a JSON
   stubborn      it ignores SIGTERM
   n_ctx         the context it reports
   journal       a file to which it appends one line per event: start, begin, end, gone
+  residency     what it does with a residency file while it runs: "swap" (the default), "restart" or "refuse"
+  refused       generations that it refuses while it loads
+  told          further fields of its status
+  counts        each answer reads 2 tokens and writes 1, which the route counts tell (2 layers, 8 experts, 2 per token:
+                0 and 1 while reading, 1 and 2 while writing) and the answer's timings
 
 What it does with a request is set by the last message (or prompt):
   "!crash"      it streams one and a half events and is killed
@@ -16,6 +21,10 @@ What it does with a request is set by the last message (or prompt):
   "!count N"    it streams N chunks, 20 ms apart
   "!flood"      it streams as fast as it can, without end
   "!overflow"   it refuses the prompt as too long
+  "!tool N A"   it calls the tool N with the JSON object A, in which ' stands for "; a result it repeats behind "told: "
+  "!tools"      it reasons, says something, and makes two calls whose arguments arrive in pieces
+  "!unreadable" it says something, and then that it cannot parse the rest
+  "!cut"        its answer ends at the limit of tokens
   anything else is answered with the body it received
 """
 
@@ -23,6 +32,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -39,6 +49,34 @@ STARTED_AT = time.monotonic()
 LOAD_S = float(SCRIPT.get("load_s", 0.0))
 N_CTX = int(SCRIPT.get("n_ctx", 4096))
 CHUNK_S = 0.02
+TIMINGS = {"cache_n": 1, "prompt_n": 2, "prompt_ms": 5.0, "predicted_n": 1, "predicted_ms": 10.0}
+GENERATION_AT = 56
+"""Where a residency file has its generation: 8 bytes, little-endian."""
+
+
+def generation_of(file: str) -> int:
+    data = Path(file).read_bytes()
+    return int.from_bytes(data[GENERATION_AT : GENERATION_AT + 8], "little")
+
+
+def residency_at_start() -> dict[str, Any]:
+    if "--ostinato-residency" not in sys.argv:
+        return {"state": "none", "generation": 0, "reason": ""}
+    generation = generation_of(sys.argv[sys.argv.index("--ostinato-residency") + 1])
+    if generation in SCRIPT.get("refused", []):
+        return {"state": "refused", "generation": 0, "reason": "does not fit"}
+    return {"state": "applied", "generation": generation, "reason": ""}
+
+
+RESIDENCY = residency_at_start()
+ANSWERED: list[str] = []
+
+
+def route_counts() -> dict[str, Any]:
+    read, written = [0] * 8, [0] * 8
+    read[0] = read[1] = 2 * len(ANSWERED)
+    written[1] = written[2] = len(ANSWERED)
+    return {"layers": [0, 1], "n_experts": 8, "prefill": [read, read], "decode": [written, written]}
 
 
 def note(event: str) -> None:
@@ -49,6 +87,37 @@ def note(event: str) -> None:
 
 def is_ready() -> bool:
     return not SCRIPT.get("stall") and time.monotonic() - STARTED_AT >= LOAD_S
+
+
+def call(index: int, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def chunk(delta: dict[str, Any] | None, reason: str | None = None, **fields: Any) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "finish_reason": reason, "delta": delta}]
+    told = {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "scripted",
+        "choices": choices,
+        **fields,
+    }
+    return b"data: " + json.dumps(told, separators=(",", ":")).encode() + b"\n\n"
+
+
+def whole(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    said: dict[str, Any] = {"content": ""}
+    for delta in deltas:
+        for name in ("content", "reasoning_content"):
+            said[name] = said.get(name, "") + (delta.get(name) or "")
+        for piece in delta.get("tool_calls", ()):
+            calls = said.setdefault("tool_calls", [])
+            if piece["index"] == len(calls):
+                calls.append(json.loads(json.dumps(piece)))
+            else:
+                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    return said
 
 
 class Gone(Exception):
@@ -72,24 +141,37 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/props":
             self.answer(200, {"default_generation_settings": {"n_ctx": N_CTX}})
         elif self.path == "/ostinato/status":
-            self.answer(200, {"abi": 1})
+            self.answer(200, {"abi": 1, "residency": RESIDENCY, **SCRIPT.get("told", {})})
         elif self.path == "/ostinato/routes":
-            self.answer(200, {"layers": 2})
+            self.answer(200, route_counts() if SCRIPT.get("counts") else {"layers": 2})
         else:
             self.answer(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fields = json.loads(body)
+        if self.path == "/ostinato/residency":
+            return self.change_residency(fields["path"])
         messages = fields.get("messages")
-        prompt = str(messages[-1]["content"] if messages else fields.get("prompt") or fields.get("input"))
+        prompt = prompt_of(messages) if messages else str(fields.get("prompt") or fields.get("input"))
         note("begin")
+        ANSWERED.append(self.path)
         try:
             self.respond(fields, prompt, body.decode())
             note("end")
         except (Gone, BrokenPipeError, ConnectionResetError):
             note("gone")
             self.close_connection = True
+
+    def change_residency(self, file: str) -> None:
+        wanted, generation = SCRIPT.get("residency", "swap"), generation_of(file)
+        note(f"residency-{wanted}-{generation}")
+        if wanted == "refuse":
+            return self.answer(422, {"error": {"code": 422, "message": "does not fit", "type": "invalid_residency"}})
+        if wanted == "restart":
+            return self.answer(409, {"error": {"code": 409, "message": "restart", "type": "restart_required"}})
+        RESIDENCY.update(state="applied", generation=generation)
+        return self.answer(200, {"generation": generation, "moved": 3, "swap_ms": 1.5})
 
     def respond(self, fields: dict[str, Any], prompt: str, body: str) -> None:
         command, _, argument = prompt.partition(" ")
@@ -101,19 +183,27 @@ class Handler(BaseHTTPRequestHandler):
             numbers = {"n_prompt_tokens": 70211, "n_ctx": N_CTX}
             error = {"code": 400, "message": "too long", "type": "exceed_context_size_error", **numbers}
             return self.answer(400, {"error": error})
+        if self.path.endswith("/input_tokens"):
+            return self.answer(200, {"object": "response.input_tokens", "input_tokens": len(body)})
+        if command == "!tool" and fields.get("tools"):
+            name, _, arguments = argument.partition(" ")
+            return self.call_tool(fields, name, arguments.replace("'", '"'))
         usage = {
             "prompt_tokens": 3,
             "completion_tokens": 1,
             "total_tokens": 4,
             "prompt_tokens_details": {"cached_tokens": 2},
         }
+        if command in SAID or command == "told:":
+            return self.say(fields, command, usage, prompt)
         if "input" in fields:
             return self.answer(200, {"data": [{"embedding": [0.5], "index": 0, "object": "embedding"}], "usage": usage})
         if not fields.get("stream"):
             if command == "!crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": body}}
-            return self.answer(200, {"object": "chat.completion", "choices": [choice], "usage": usage})
+            told = {"object": "chat.completion", "choices": [choice], "usage": usage}
+            return self.answer(200, {**told, "timings": TIMINGS} if SCRIPT.get("counts") else told)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -127,6 +217,54 @@ class Handler(BaseHTTPRequestHandler):
         for number in range(int(argument) if command == "!count" else 1):
             self.chunk(event(f"{number} " if command == "!count" else body))
             self.wait(CHUNK_S)
+        if SCRIPT.get("counts"):
+            self.chunk(event("", timings=TIMINGS))
+        self.chunk(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+        return None
+
+    def say(self, fields: dict[str, Any], command: str, usage: dict[str, Any], prompt: str) -> None:
+        """A scripted answer in the words of a chat completion."""
+        deltas, reason = SAID.get(command, ([{"content": prompt}], "stop"))
+        timings = {"cache_n": 2, "prompt_n": 1, "predicted_n": 1, "prompt_ms": 1.0, "predicted_ms": 2.0}
+        broken = {"code": 500, "message": UNREADABLE, "type": "server_error"}
+        if not fields.get("stream"):
+            if command == "!unreadable":
+                return self.answer(500, {"error": broken})
+            choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", **whole(deltas)}}
+            told = {"object": "chat.completion", "choices": [choice], "usage": usage, "timings": timings}
+            return self.answer(200, told)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if fields.get("return_progress"):
+            self.chunk(chunk({}, prompt_progress={"total": 3, "cache": 2, "processed": 2, "time_ms": 0}))
+        for delta in deltas:
+            self.chunk(chunk(delta))
+        if command == "!unreadable":
+            self.chunk(b"data: " + json.dumps({"error": broken}, separators=(",", ":")).encode() + b"\n\n")
+        else:
+            self.chunk(chunk({}, reason=reason))
+            if (fields.get("stream_options") or {}).get("include_usage"):
+                self.chunk(chunk(None, usage=usage, timings=timings))
+            self.chunk(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+        return None
+
+    def call_tool(self, fields: dict[str, Any], name: str, arguments: str) -> None:
+        call = {"index": 0, "id": f"call_{time.time_ns()}", "type": "function"}
+        call["function"] = {"name": name, "arguments": arguments}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "tool_calls"}
+        if not fields.get("stream"):
+            return self.answer(200, {"object": "chat.completion", "choices": [{**choice, "message": message}]})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "scripted"}
+        self.chunk(b"data: " + json.dumps({**chunk, "choices": [{**choice, "delta": message}]}).encode() + b"\n\n")
         self.chunk(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
         return None
@@ -150,6 +288,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+def prompt_of(messages: list[dict[str, Any]]) -> str:
+    """The last message; of a text in which agents have wrapped a command, the command."""
+    content = messages[-1].get("content")
+    text = content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content or ())
+    if messages[-1]["role"] == "tool" and any("!tool " in json.dumps(message) for message in messages):
+        return f"told: {text}"
+    found = re.findall(r"(?m)^[\s\"'>]*(!(?:tool|slow|overflow|crash|die|count|flood)\b[^\n<]*)", text)
+    return found[-1].rstrip("\"'").strip() if found else text
+
+
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
@@ -158,10 +306,29 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         pass
 
 
-def event(text: str) -> bytes:
-    chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "scripted"}
+def event(text: str, **fields: Any) -> bytes:
+    chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "scripted", **fields}
     choice = {"index": 0, "finish_reason": None, "delta": {"content": text}}
     return b"data: " + json.dumps({**chunk, "choices": [choice]}).encode() + b"\n\n"
+
+
+UNREADABLE = "The model produced output that does not match the expected peg-native format"
+SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "!tools": (
+        [
+            {"role": "assistant", "content": None},
+            {"reasoning_content": "Let me "},
+            {"reasoning_content": "think."},
+            {"content": "I look."},
+            {"tool_calls": [call(0, "c-1", "find", '{"a": ')]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+            {"tool_calls": [call(1, "c-2", "look", "{}")]},
+        ],
+        "tool_calls",
+    ),
+    "!unreadable": ([{"role": "assistant", "content": None}, {"content": "so far"}], "stop"),
+    "!cut": ([{"role": "assistant", "content": None}, {"content": "cut"}], "length"),
+}
 
 
 def main(arguments: list[str]) -> int:

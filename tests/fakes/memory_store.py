@@ -48,6 +48,7 @@ class MemoryStore:
         self.records = {item.name: item for item in records}
         self.pulls = 0
         self.pull_script: PullScript = lambda *_: None
+        self.template: str | None = None
 
     def resolve(self, name: str) -> ModelRecord:
         try:
@@ -76,7 +77,7 @@ class MemoryStore:
         return self.records[destination]
 
     def chat_template(self, record: ModelRecord) -> str:
-        return f"{{{{ messages }}}} of {record.name}"
+        return f"{{{{ messages }}}} of {record.name}" if self.template is None else self.template
 
     def remove(self, name: str) -> int:
-        return self.records.pop(name).size_bytes
+        return self.records.pop(self.resolve(name).name).size_bytes

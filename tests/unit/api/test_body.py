@@ -19,7 +19,7 @@ CONTEXT = 4096
 def sent(**fields: Any) -> dict[str, Any]:
     """What the engine receives of a request with these fields."""
     raw = json.dumps({"model": "m", **fields}).encode()
-    received: dict[str, Any] = json.loads(engine_body(parse_request(raw), CONTEXT))
+    received: dict[str, Any] = json.loads(engine_body(parse_request(raw, sees_images=True), CONTEXT))
     return received
 
 
@@ -67,9 +67,20 @@ def test_several_answers_are_refused(fields: dict[str, Any]) -> None:
         sent(**fields)
 
 
-def test_a_malformed_keep_alive_is_named() -> None:
+@pytest.mark.parametrize("keep_alive", ["a while", True, [], {}])
+def test_a_malformed_keep_alive_is_named(keep_alive: object) -> None:
     with pytest.raises(ConfigError, match="duration"):
-        sent(keep_alive="a while")
+        sent(keep_alive=keep_alive)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("cut \\ud83d", "cut ?"), ("\\ud83d\\ude00", "\U0001f600"), ("\\ude00", "?")]
+)
+def test_halves_of_characters_are_replaced(text: str, told: str) -> None:
+    raw = b'{"model":"m","x":"' + text.encode() + b'"}'
+    request = parse_request(raw)
+    assert request.fields["x"] == told
+    assert json.loads(engine_body(request, CONTEXT))["x"] == told
 
 
 def test_inline_images_pass() -> None:

@@ -31,6 +31,19 @@ def test_every_error_has_an_answer_in_both_dialects(kind: type[OstinatoError]) -
     assert native == {"error": "what", "kind": kind.kind, "hint": "next"}
 
 
+@pytest.mark.parametrize("kind", list(tree(OstinatoError)))
+def test_every_error_has_a_type_that_anthropic_knows(kind: type[OstinatoError]) -> None:
+    body = json.loads(bytes(error_response(kind("what", hint="next"), "/v1/messages").body))
+    assert body["type"] == "error"
+    assert body["error"]["message"] == "what\nnext"
+    assert body["error"]["type"].endswith(("_error", "_too_large"))
+
+
+def test_what_can_never_succeed_is_not_told_as_a_fault_of_the_server() -> None:
+    content = json.dumps({"error": {"code": 500, "message": "Jinja Exception: roles must alternate"}}).encode()
+    assert error_response(from_engine(500, content, param="messages"), "/v1/messages").status_code == 400
+
+
 def test_a_full_queue_says_when_to_come_back() -> None:
     assert error_response(EngineBusy("full", retry_after_s=7), "/api/ps").headers["retry-after"] == "7"
 

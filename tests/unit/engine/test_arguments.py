@@ -46,6 +46,19 @@ def test_routes_are_counted_where_there_are_experts() -> None:
     assert "--ostinato-count-routes" not in engine_arguments(Settings(), dense, SOCKET)
 
 
+def test_a_residency_file_comes_with_what_it_needs() -> None:
+    model = record("m")
+    plain = engine_arguments(Settings(), model, SOCKET)
+    assert value_of(plain, "--ostinato-fingerprint") == model.digest
+    assert {"--ostinato-residency", "--no-repack"}.isdisjoint(plain)
+    hot = engine_arguments(Settings(), model, SOCKET, Path("/data/m.residency"))
+    assert value_of(hot, "--ostinato-residency") == "/data/m.residency"
+    # Rearranged weights could neither be copied into the pool nor be multiplied row by row.
+    assert "--no-repack" in hot
+    dense = dataclasses.replace(model, shape=dataclasses.replace(model.shape, n_experts=0))
+    assert "--ostinato-residency" not in engine_arguments(Settings(), dense, SOCKET, Path("/data/m.residency"))
+
+
 def test_the_users_own_arguments_come_last() -> None:
     settings = Settings(threads=7, engine_args=("--ctx-size", "1"))
     arguments = engine_arguments(settings, record("m"), SOCKET)
@@ -62,3 +75,19 @@ def test_the_environment_cannot_change_the_engines_settings() -> None:
         "LD_LIBRARY_PATH": "/a",
     }
     assert engine_environment(given, Path("/lib/o")) == {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib/o:/a"}
+
+
+def test_an_expert_pool_on_gpus_is_asked_for_by_a_setting_and_by_nothing_else() -> None:
+    model = record("m")
+    file = Path("/data/m.residency")
+    plain = engine_arguments(Settings(), model, SOCKET, file, "cuda")
+    assert "--ostinato-branches" not in plain
+    assert "--ostinato-residency" not in plain
+    pool = engine_arguments(Settings(gpu_experts="pool"), model, SOCKET, file, "cuda")
+    assert {"--ostinato-branches", "--cpu-moe", "--no-repack", "--no-warmup"} <= set(pool)
+    assert pool[pool.index("--threads") + 1] == "1"
+    assert pool[pool.index("--ostinato-residency") + 1] == str(file)
+    cpu = engine_arguments(Settings(gpu_experts="pool"), model, SOCKET, None, "cpu")
+    assert "--ostinato-branches" not in cpu
+    dense = dataclasses.replace(model, shape=dataclasses.replace(model.shape, n_experts=0))
+    assert "--ostinato-branches" not in engine_arguments(Settings(gpu_experts="pool"), dense, SOCKET, None, "cuda")

@@ -1,0 +1,121 @@
+"""Clients that people install, against the daemon with the real engine and the bundled model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ollama
+import pytest
+
+from ostinatod import locations
+from ostinatod.installer.engine_build import EngineBuild
+from tests.conftest import RunningDaemon, StartDaemon
+
+pytestmark = pytest.mark.engine
+
+SESSION = json.loads((Path(__file__).parents[1] / "data" / "tau2-retail-session.json").read_text())
+
+
+@pytest.fixture
+def daemon(engine_build: EngineBuild, start_daemon: StartDaemon) -> RunningDaemon:
+    return start_daemon(locations.engine_cache_dir())
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[ollama.Client]:
+    with ollama.Client(host=daemon.url, trust_env=False) as client:
+        yield client
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_the_ollama_client_streams_and_the_second_turn_reads_only_what_is_new(client: ollama.Client) -> None:
+    turns = said("Tell me about the order W3792453 and everything that is known about it.")
+    parts = list(client.chat("tiny", turns, stream=True, options={"num_predict": 12, "seed": 1}))
+    last = parts[-1]
+    assert (last.done, last.done_reason, last.eval_count) == (True, "length", 12)
+    assert last.prompt_eval_duration > 0
+    assert last.eval_duration > 0
+    assert last.total_duration >= last.prompt_eval_duration + last.eval_duration
+    text = "".join(part.message.content or "" for part in parts)
+    assert text
+
+    turns += [{"role": "assistant", "content": text}, *said("And now?")]
+    again = client.chat("tiny", turns, options={"num_predict": 2})
+    reused = json.loads(again.model_dump_json()).get("reused_tokens") or _reused(client, turns)
+    # Everything of the first turn but its last token, which had not been read yet.
+    assert reused >= last.prompt_eval_count + 10
+
+
+def _reused(client: ollama.Client, turns: list[dict[str, Any]]) -> int:
+    """The client's own type drops fields that Ollama does not have."""
+    body = {"model": "tiny", "messages": turns, "stream": False, "options": {"num_predict": 2}}
+    return int(client._client.post("/api/chat", json=body, timeout=60).json()["reused_tokens"])
+
+
+def test_the_ollama_client_makes_the_round_trip_of_a_tool_call(client: ollama.Client) -> None:
+    tools = [tool for tool in SESSION["tools"] if tool["function"]["name"] == "find_user_id_by_name_zip"]
+    turns = said("My name is Fatima Johnson, and the ZIP code is 78712.")
+    options = {"temperature": 0, "num_predict": 90}
+    for stream in (True, False):
+        answers = client.chat("tiny", turns, tools=tools, options=options, stream=stream)
+        messages = [part.message for part in answers] if stream else [answers.message]
+        (call,) = [call for message in messages for call in message.tool_calls or ()]
+        assert call.function.name == "find_user_id_by_name_zip"
+        assert call.function.arguments == {"first_name": "Fatima", "last_name": "Johnson", "zip": "78712"}
+    turns += [
+        {"role": "assistant", "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_name": call.function.name, "content": "fatima_johnson_7581"},
+    ]
+    assert client.chat("tiny", turns, tools=tools, options={"num_predict": 4}).done
+
+
+def test_the_ollama_client_gets_the_json_that_it_asks_for(client: ollama.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"const": "yes"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    answer = client.generate("tiny", "Is it so?", format=schema, options={"num_predict": 60})
+    assert json.loads(answer.response) == {"ok": "yes"}
+
+
+def test_the_ollama_client_is_told_of_an_overflow_and_loads_once(
+    engine_build: EngineBuild, start_daemon: StartDaemon
+) -> None:
+    daemon = start_daemon(locations.engine_cache_dir(), OSTINATO_CONTEXT="512")
+    with ollama.Client(host=daemon.url, trust_env=False) as client:
+        client.generate("tiny", keep_alive="10m")
+        for num_ctx in (256, 512, 4096):
+            with pytest.raises(ollama.ResponseError, match="maximum context length is 512 tokens") as refused:
+                list(client.chat("tiny", said("word " * 900), stream=True, options={"num_ctx": num_ctx}))
+            assert refused.value.status_code == 400
+        assert client.ps().models[0].context_length == 512
+    assert (daemon.home / "output").read_text().count("engine_started") == 1
+
+
+def test_llm_finds_the_model_and_chats(daemon: RunningDaemon, tmp_path: Path) -> None:
+    for package in ("llm", "llm_ollama"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install llm llm-ollama")
+    environment = {**os.environ, "OLLAMA_HOST": daemon.url, "LLM_USER_PATH": str(tmp_path), "NO_PROXY": "*"}
+
+    def llm(*arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "Ollama: ollama/tiny" in llm("models")
+    assert llm("-m", "ollama/tiny", "Hello", "-o", "num_predict", "8").strip()
+    assert llm("-m", "ollama/tiny", "Hello", "-o", "num_predict", "8", "--no-stream").strip()
