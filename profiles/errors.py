@@ -1,6 +1,8 @@
 """Errors of planning, in a tree of their own so that this package imports nothing above it.
 
 PlanError
+├── CostModelError         measured costs break a condition of the cost model
+├── CapacityError          a plan's inputs do not fit each other, or the memory
 ├── HeaderError            a GGUF header is malformed, or describes what the engine would refuse
 └── ResidencyError         a residency set or its file is malformed
     └── ResidencyMismatch  a residency set was made for another model
@@ -18,6 +20,14 @@ class PlanError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class CostModelError(PlanError):
+    """Measured costs break a condition of the cost model (paper, Proposition B.1)."""
+
+
+class CapacityError(PlanError):
+    """A plan's inputs do not fit each other, or the memory."""
 
 
 class HeaderError(PlanError):

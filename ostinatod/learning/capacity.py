@@ -1,0 +1,76 @@
+"""What planning needs from an engine, memory for hot experts and measured costs; or the setting's share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinatod.profiles.cost_model import CostModel
+from ostinatod.profiles.errors import CostModelError
+from ostinatod.profiles.experts import ModelExperts
+
+FROM_SETTING = "hot_experts_fraction"
+FROM_ENGINE = "capacity test"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Memory for hot experts of each GPU, and which GPU computes each layer."""
+
+    pool_bytes: tuple[int, ...]
+    gpu: tuple[int, ...]
+    source: str
+
+
+def capacity_from_setting(fraction: float, experts: ModelExperts) -> Capacity | None:
+    """The asked share of all experts, in one pool; None where the setting is 0."""
+    if fraction <= 0:
+        return None
+    places = experts.places()
+    return Capacity((int(fraction * places.total_bytes),), places.gpu, FROM_SETTING)
+
+
+def capacity_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts) -> Capacity | None:
+    """What a loaded engine tells: `pool_bytes` or `slots` for hot experts, one number or one for each GPU, and with
+    several GPUs `gpu_of_layer`, one for each MoE layer. None where it tells nothing that fits the model.
+    """
+    if status is None:
+        return None
+    sizes = _numbers(status.get("pool_bytes"))
+    if sizes is None and (slots := _numbers(status.get("slots"))) is not None:
+        # A slot holds an expert of any layer, so it is as large as the largest.
+        sizes = tuple(count * max(experts.expert_bytes) for count in slots)
+    gpu = _numbers(status.get("gpu_of_layer")) or (0,) * len(experts.layers)
+    if not sizes or len(gpu) != len(experts.layers) or max(gpu) >= len(sizes):
+        return None
+    return Capacity(sizes, gpu, FROM_ENGINE)
+
+
+def costs_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts) -> CostModel | None:
+    """The costs that a loaded engine has measured: `costs_ms` with `gamma0`, `alpha`, `beta` and `gpu_branch`, each one
+    number or one for each MoE layer. None where it tells none, or some for which the cost model does not hold.
+    """
+    told = None if status is None else status.get("costs_ms")
+    if not isinstance(told, dict):
+        return None
+    n_layers, columns = len(experts.layers), []
+    for name in ("gamma0", "alpha", "beta", "gpu_branch"):
+        value = told.get(name)
+        column = value if isinstance(value, list) else [value] * n_layers
+        numbers = tuple(float(item) for item in column if isinstance(item, (int, float)))
+        if len(numbers) != len(column):
+            return None
+        columns.append(numbers)
+    try:
+        return CostModel(*columns)
+    except CostModelError:
+        return None
+
+
+def _numbers(value: object) -> tuple[int, ...] | None:
+    """One count or a list of them; None for anything else."""
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in items):
+        return None
+    return tuple(items)

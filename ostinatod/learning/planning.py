@@ -1,0 +1,157 @@
+"""What to keep hot now: a proposal from the sessions that were logged, with its reasons. Pure.
+
+Compares by held-out coverage, each of the newest sessions served by a plan made before it (`profiles.heldout`). The
+running set is judged on the same sessions; where it has seen them, that favours the running set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinatod.profiles.cost_model import CostModel, probability_bounds
+from ostinatod.profiles.coverage import Coverage, cold_routes, coverage
+from ostinatod.profiles.heldout import HeldOut, evaluate, held_out
+from ostinatod.profiles.planner import ExpertPlaces, moved, plan_hot, spread_evenly
+from ostinatod.profiles.rates import Forgetting, learned_rates, remembered
+from ostinatod.profiles.route_log import SessionRoutes, total_counts
+from ostinatod.profiles.skew import Skew, check_skew
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningInput:
+    """Everything that a plan depends on."""
+
+    places: ExpertPlaces
+    k: int
+    pool_bytes: tuple[int, ...]
+    """Memory for hot experts of each GPU."""
+    sessions: tuple[SessionRoutes, ...]
+    running: Mask | None
+    """The set in use; None where the engine runs without one."""
+    forgetting: Forgetting
+    prior: Floats | None = None
+    """(L, E) counts known before the first session."""
+    costs: CostModel | None = None
+    """As the engine measured them; without, times are not predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A set to change to, and what it is expected to do. Coverage is a share of routes."""
+
+    hot: Mask
+    hot_experts: int
+    moved: int
+    coverage_now: float | None
+    """Of the running set on the held-out sessions; None without one, or without sessions to compare on."""
+    coverage_held_out: float | None
+    coverage_uniform: float
+    coverage_hindsight: float | None
+    cold_routes_per_token_now: float | None
+    cold_routes_per_token: float
+    tpot_ms_predicted: tuple[float, float] | None
+    """At least and at most, of the MoE layers: counts tell how many cold routes, not how they fall together."""
+    reasons: tuple[str, ...]
+
+    @property
+    def gain(self) -> float | None:
+        """Coverage to be won; None where it cannot be compared."""
+        if self.coverage_now is None or self.coverage_held_out is None:
+            return None
+        return self.coverage_held_out - self.coverage_now
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The state of learning of one model. No proposal where there is nothing better to propose."""
+
+    sessions: int
+    skew: Skew
+    proposal: Proposal | None
+
+
+def day_zero(places: ExpertPlaces, pool_bytes: Sequence[int], prior: Floats | None, k: int) -> Mask:
+    """The set before the first session: by an imatrix's counts where there are some, else spread evenly."""
+    if prior is None:
+        return spread_evenly(places, pool_bytes)
+    return plan_hot(learned_rates((), k, Forgetting(), prior), places, pool_bytes)
+
+
+def make_plan(given: PlanningInput) -> Plan:
+    """The skew of all logged routes, and the set learned from them where it differs from the running one.
+
+    Raises CapacityError where the sessions do not fit the model.
+    """
+    hot_share = _hot_share(given)
+    if not given.sessions:
+        counts = np.zeros((len(given.places.gpu), max(given.places.n_experts)), np.int64)
+        return Plan(0, check_skew(counts, hot_share), None)
+    n_sessions = len(given.sessions)
+    given = replace(given, sessions=remembered(given.sessions, given.forgetting))
+    prefill, decode = total_counts(given.sessions)
+    skew = check_skew(prefill + decode, hot_share)
+    rho = learned_rates(given.sessions, given.k, given.forgetting, given.prior)
+    hot = plan_hot(rho, given.places, given.pool_bytes)
+    if not hot.any() or (given.running is not None and bool((hot == given.running).all())):
+        return Plan(n_sessions, skew, None)
+    return Plan(n_sessions, skew, _proposal(given, rho, hot, skew))
+
+
+def _proposal(given: PlanningInput, rho: Floats, hot: Mask, skew: Skew) -> Proposal:
+    n_layers = len(given.places.gpu)
+    result = evaluate(given.sessions, given.places, given.pool_bytes, given.k, given.forgetting, given.prior)
+    tested = held_out(given.sessions) or given.sessions
+    now = coverage(tested, given.running, given.forgetting) if given.running is not None else None
+    learned = result.learned if result else None
+    expected = learned or coverage(given.sessions, hot, given.forgetting)
+    return Proposal(
+        hot=hot,
+        hot_experts=int(hot.sum()),
+        moved=moved(given.running, hot),
+        coverage_now=now.overall if now else None,
+        coverage_held_out=learned.overall if learned else None,
+        coverage_uniform=float(hot.mean()),
+        coverage_hindsight=result.hindsight.overall if result else None,
+        cold_routes_per_token_now=now.cold_routes_per_token(n_layers, given.k) if now else None,
+        cold_routes_per_token=expected.cold_routes_per_token(n_layers, given.k),
+        tpot_ms_predicted=_step_bounds_ms(given, rho, hot),
+        reasons=_reasons(given, result, now, skew),
+    )
+
+
+def _step_bounds_ms(given: PlanningInput, rho: Floats, hot: Mask) -> tuple[float, float] | None:
+    if given.costs is None:
+        return None
+    mu = cold_routes(rho, hot)
+    least, most = probability_bounds(mu, given.k)
+    bounds = sorted((given.costs.expected_step_ms(mu, least), given.costs.expected_step_ms(mu, most)))
+    return bounds[0], bounds[1]
+
+
+def _reasons(given: PlanningInput, result: HeldOut | None, now: Coverage | None, skew: Skew) -> tuple[str, ...]:
+    reasons = [skew.sentence]
+    if result is None:
+        reasons.append("There is one session so far; the next one shows how well it predicts.")
+    else:
+        reasons.append(
+            f"On the newest {result.sessions} session{'s' * (result.sessions != 1)}, sets learned from the sessions "
+            f"before cover {result.learned.overall:.1%} of the routes; a random set of the same size covers "
+            f"{result.uniform:.1%}, the best set in hindsight {result.hindsight.overall:.1%}."
+        )
+    if now is not None:
+        reasons.append(f"The set in use covers {now.overall:.1%} of the same routes.")
+    if given.prior is not None:
+        reasons.append("Counts of an imatrix stand in for one session before the first.")
+    return tuple(reasons)
+
+
+def _hot_share(given: PlanningInput) -> float:
+    """Share of all experts that fits, by bytes."""
+    return min(1.0, sum(given.pool_bytes) / given.places.total_bytes)

@@ -1,0 +1,266 @@
+"""Learning, running: looks at each idle model between its sessions, and changes its set where that is clearly better.
+
+What it does by itself it can explain and undo: every change is a generation with its reasons and its measured effect,
+and one that does worse than the set before it is taken back. Nothing here is on a request's path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinatod.config import FOREVER_S, Settings
+from ostinatod.errors import OstinatoError, PlanUnavailable
+from ostinatod.learning.application import Applied, apply_generation
+from ostinatod.learning.capacity import costs_from_engine
+from ostinatod.learning.effect import JUDGED_SESSIONS, Effect, measure_effect
+from ostinatod.learning.generations import Generation, Generations
+from ostinatod.learning.model_files import ModelFacts
+from ostinatod.learning.planning import Plan
+from ostinatod.learning.residencies import Residencies
+from ostinatod.loaded import LoadedModels
+from ostinatod.profiles.errors import PlanError
+from ostinatod.profiles.skew import Skew
+from ostinatod.store.records import ModelRecord
+
+log = logging.getLogger(__name__)
+
+Mask = NDArray[np.bool_]
+ReadTpots = Callable[[str, int], Sequence[float]]
+"""Times per output token (ms) of requests served with a generation, given the model's fingerprint and its number."""
+
+LOOK_EVERY_S = 5.0
+
+_DENSE = Skew(0.0, 0.0, False, "This model has no routed experts, so there is nothing to learn.")
+_NO_ROOM = (
+    "No memory is set aside for hot experts: without a GPU they save nothing, and on a GPU the engine has not told yet "
+    "how many fit."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The state of learning of one model."""
+
+    plan: Plan
+    history: tuple[Generation, ...]
+    """The newest first."""
+    next_generation: int
+
+
+class LearningService:
+    """Plans, applies, measures and takes back, for all models. Run `run` as a task."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        loaded: LoadedModels,
+        residencies: Residencies,
+        read_tpots: ReadTpots,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._loaded = loaded
+        self._residencies = residencies
+        self._read_tpots = read_tpots
+        self._clock = clock
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._looked_at: dict[str, float] = {}
+
+    @property
+    def generations(self) -> Generations:
+        """Every set that a model was given."""
+        return self._residencies.generations
+
+    async def learned(self, record: ModelRecord) -> Learned:
+        """What is proposed for a model now, and what it was given before.
+
+        Raises PlanUnavailable where the model's files or sessions do not fit each other, RoutingLogUnavailable.
+        """
+        facts = await self._facts(record)
+        history = tuple(await asyncio.to_thread(self.generations.history, record.digest))
+        number = await asyncio.to_thread(self.generations.next_number, record.digest)
+        if facts is None:
+            return Learned(Plan(0, _DENSE, None), history, number)
+        return Learned(await self._plan(record, facts), history, number)
+
+    async def apply(self, record: ModelRecord) -> Applied:
+        """Apply what is proposed now, however little it gains. Raises PlanUnavailable with the reason if nothing is."""
+        async with self._changing(record):
+            facts = await self._facts(record)
+            plan = Plan(0, _DENSE, None) if facts is None else await self._plan(record, facts)
+            if facts is None or plan.proposal is None:
+                raise PlanUnavailable(
+                    f"there is no better set for {record.name}: {_why_none(plan)}",
+                    hint=f"See what is known: ostinato plan {record.name}",
+                )
+            return await self._apply_plan(record, facts, plan, note="applied by the user")
+
+    async def undo(self, record: ModelRecord) -> Applied:
+        """Return to the set before the active one. Raises PlanUnavailable where there is none."""
+        async with self._changing(record):
+            facts = await self._facts(record)
+            return await self._go_back(record, facts, note="undone by the user")
+
+    async def run(self) -> None:
+        """Look at the loaded models for ever."""
+        if self._settings.learn_idle_s == FOREVER_S:
+            return
+        while True:
+            await asyncio.sleep(min(LOOK_EVERY_S, max(0.05, self._settings.learn_idle_s / 2)))
+            for record in self._idle_models():
+                await self._consider_quietly(record)
+
+    async def _consider_quietly(self, record: ModelRecord) -> None:
+        try:
+            await self.consider(record)
+        except (OstinatoError, PlanError, OSError) as error:
+            log.warning("learning_failed model=%s reason=%r", record.name, str(error))
+
+    async def consider(self, record: ModelRecord) -> Applied | None:
+        """What is done for a model between sessions: measure, go back if that was worse, else change if it gains."""
+        async with self._changing(record):
+            facts = await self._facts(record)
+            if facts is None:
+                return None
+            active = await asyncio.to_thread(self.generations.active, record.digest)
+            effect = None if active is None else await asyncio.to_thread(self._measure, facts, active)
+            if active is not None and effect is not None and effect.is_worse:
+                log.info("generation_did_worse model=%s generation=%d", record.name, active.generation)
+                return await self._go_back(record, facts, note=_worse(active, effect))
+            if active is not None and active.source == "undo" and (effect is None or effect.sessions < JUDGED_SESSIONS):
+                # Whoever went back has had a reason; it takes new sessions to overrule it.
+                return None
+            plan = await self._plan(record, facts)
+            if not self._is_worth_it(plan, active):
+                return None
+            return await self._apply_plan(record, facts, plan, note="applied between sessions")
+
+    def _is_worth_it(self, plan: Plan, active: Generation | None) -> bool:
+        proposal = plan.proposal
+        if proposal is None or not plan.skew.useful:
+            return False
+        if active is None or active.source in ("day0", "imatrix"):
+            # Anything learned is better than a guess, except where it has been compared and is not.
+            return proposal.gain is None or proposal.gain > 0
+        return proposal.gain is not None and proposal.gain >= self._settings.learn_min_gain
+
+    async def _apply_plan(self, record: ModelRecord, facts: ModelFacts, plan: Plan, *, note: str) -> Applied:
+        proposal = plan.proposal
+        assert proposal is not None
+        residency, generation = await asyncio.to_thread(
+            lambda: self._residencies.draft(
+                facts,
+                proposal.hot,
+                "learned",
+                sessions=plan.sessions,
+                coverage_held_out=proposal.coverage_held_out,
+                note=note,
+            )
+        )
+        return await apply_generation(self._loaded, self.generations, record, residency, generation)
+
+    async def _go_back(self, record: ModelRecord, facts: ModelFacts | None, *, note: str) -> Applied:
+        before = await asyncio.to_thread(self.generations.previous, record.digest)
+        if before is None or facts is None:
+            raise PlanUnavailable(
+                f"{record.name} has no set before the one in use",
+                hint=f"See its history: ostinato plan {record.name} --history",
+            )
+        returned = before
+        residency, generation = await asyncio.to_thread(
+            lambda: self._residencies.draft(
+                facts,
+                self.generations.residency(record.digest, returned.generation).mask(),
+                "undo",
+                sessions=returned.sessions,
+                coverage_held_out=returned.coverage_held_out,
+                note=f"{note}; the set of generation {returned.generation}",
+                origin=returned.origin or returned.generation,
+            )
+        )
+        return await apply_generation(self._loaded, self.generations, record, residency, generation, rolled_back=True)
+
+    async def _plan(self, record: ModelRecord, facts: ModelFacts) -> Plan:
+        status = await self._status(record)
+        try:
+            return await asyncio.to_thread(self._plan_now, facts, status)
+        except PlanError as error:
+            raise PlanUnavailable(f"{record.name} cannot be planned: {error}") from error
+
+    def _plan_now(self, facts: ModelFacts, status: Mapping[str, Any] | None) -> Plan:
+        self._residencies.learn_capacity(facts, status)
+        capacity = self._residencies.capacity(facts)
+        if capacity is None:
+            return Plan(len(self._residencies.sessions(facts)), Skew(0.0, 0.0, False, _NO_ROOM), None)
+        return self._residencies.plan(facts, capacity, costs_from_engine(status, facts.experts))
+
+    def _measure(self, facts: ModelFacts, active: Generation) -> Effect:
+        fingerprint = facts.layout.fingerprint
+        before = self.generations.previous(fingerprint)
+        effect = measure_effect(
+            self._residencies.sessions(facts),
+            active.created_at,
+            self.generations.residency(fingerprint, active.generation).mask(),
+            None if before is None else self.generations.residency(fingerprint, before.generation).mask(),
+            self._read_tpots(fingerprint, active.generation),
+            self._residencies.forgetting,
+        )
+        measured = replace(
+            active,
+            coverage_measured=effect.coverage,
+            tpot_ms_measured=effect.tpot_ms,
+            sessions_measured=effect.sessions,
+        )
+        if measured != active:
+            self.generations.measured(fingerprint, measured)
+        return effect
+
+    async def _status(self, record: ModelRecord) -> Mapping[str, Any] | None:
+        """What a loaded engine tells of itself."""
+        client = self._loaded.engine_client(record)
+        status = await client.get_json("/ostinato/status") if client else None
+        return status if isinstance(status, dict) else None
+
+    async def _facts(self, record: ModelRecord) -> ModelFacts | None:
+        try:
+            return await asyncio.to_thread(self._residencies.facts, record)
+        except (PlanError, OSError) as error:
+            raise PlanUnavailable(f"the files of {record.name} cannot be read: {error}") from error
+
+    def _idle_models(self) -> list[ModelRecord]:
+        """Loaded models that have been idle for the set time, each once per idleness."""
+        found, now = [], self._clock()
+        for model in self._loaded.snapshot():
+            key, since = model.record.digest, model.idle_since_s
+            if since is None or model.state != "ready" or not model.record.shape.n_experts:
+                continue
+            if now - since >= self._settings.learn_idle_s and self._looked_at.get(key) != since:
+                self._looked_at[key] = since
+                found.append(model.record)
+        return found
+
+    @asynccontextmanager
+    async def _changing(self, record: ModelRecord) -> AsyncIterator[None]:
+        async with self._locks.setdefault(record.digest, asyncio.Lock()):
+            yield
+
+
+def _why_none(plan: Plan) -> str:
+    return plan.skew.sentence if not plan.skew.useful else "the set in use is the one that would be planned"
+
+
+def _worse(active: Generation, effect: Effect) -> str:
+    return (
+        f"generation {active.generation} covered {effect.coverage:.1%} of {effect.sessions} sessions, "
+        f"the set before would have covered {effect.coverage_before:.1%}"
+    )

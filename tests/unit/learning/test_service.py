@@ -1,0 +1,323 @@
+"""Learning between sessions, with an engine that swaps, one that must be restarted, and one that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ostinatod.config import FOREVER_S
+from ostinatod.errors import PlanUnavailable
+from ostinatod.learning.application import Applied
+from ostinatod.store.records import ModelRecord
+from tests.conftest import ScriptedEngine
+from tests.fakes.gguf import Tensor, model_metadata, write
+from tests.fakes.memory_store import record
+from tests.unit.learning.conftest import Learning, RunLearning, favours, load, logged
+
+FIRST, LAST = [[0, 1], [0, 1]], [[2, 3], [2, 3]]
+
+
+def states(learning: Learning, model: ModelRecord) -> list[tuple[int, str, str]]:
+    return [(item.generation, item.source, item.state) for item in learning.service.generations.history(model.digest)]
+
+
+def running(learning: Learning, model: ModelRecord) -> list[list[int]] | None:
+    return favours(learning.residencies.running(model.digest))
+
+
+async def engine_generation(learning: Learning, model: ModelRecord) -> int:
+    client = learning.loaded.engine_client(model)
+    assert client is not None
+    status = await client.get_json("/ostinato/status")
+    assert isinstance(status, dict)
+    return int(status["residency"]["generation"])
+
+
+def test_the_first_load_starts_with_an_even_set(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        assert states(learning, model) == [(1, "day0", "active")]
+        assert running(learning, model) == [[0, 2], [0, 2]]
+        assert await engine_generation(learning, model) == 1
+
+    learn(body)
+
+
+def test_without_room_for_hot_experts_engines_run_the_stock_code(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        assert await engine_generation(learning, model) == 0
+        learned = await learning.service.learned(model)
+        assert learned.plan.proposal is None
+        assert "No memory is set aside" in learned.plan.skew.sentence
+        with pytest.raises(PlanUnavailable, match="No memory is set aside"):
+            await learning.service.apply(model)
+
+    learn(body, hot_experts_fraction=0.0)
+
+
+def test_one_session_improves_on_the_first_set(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> Applied | None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        applied = await learning.service.consider(model)
+        assert running(learning, model) == LAST
+        assert states(learning, model) == [(2, "learned", "active"), (1, "day0", "superseded")]
+        assert await engine_generation(learning, model) == 2
+        return applied
+
+    assert learn(body) == Applied(generation=2, moved=3, swap_ms=1.5)
+
+
+def test_an_engine_that_cannot_swap_is_restarted_with_the_new_set(
+    learn: RunLearning, model: ModelRecord, scripted_engine: ScriptedEngine
+) -> None:
+    async def body(learning: Learning) -> Applied | None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        applied = await learning.service.consider(model)
+        assert await engine_generation(learning, model) == 2
+        return applied
+
+    # The even set [0, 2] becomes [2, 3]: one expert of each layer has to be copied.
+    assert learn(body, script={"residency": "restart"}) == Applied(generation=2, moved=2, swap_ms=None)
+    assert len(scripted_engine.events("start")) == 2
+
+
+def test_a_model_that_stays_in_memory_stays_after_a_restart(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await learning.loaded.load(model, lambda _: None, keep_alive_s=FOREVER_S)
+        learning.log.append(logged([2, 3], at=1))
+        await learning.service.apply(model)
+        loaded = learning.loaded.find(model)
+        assert loaded is not None
+        assert loaded.expires_at is None
+
+    learn(body, script={"residency": "restart"})
+
+
+def test_a_restart_waits_for_the_request_in_flight(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        async with learning.loaded.lease(model):
+            applying = asyncio.create_task(learning.service.apply(model))
+            done, _ = await asyncio.wait({applying}, timeout=0.3)
+            assert not done
+        assert (await applying).generation == 2
+
+    learn(body, script={"residency": "restart"})
+
+
+def test_a_set_that_the_engine_refuses_is_not_kept(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        with pytest.raises(PlanUnavailable, match="refused the set: does not fit"):
+            await learning.service.apply(model)
+        assert states(learning, model) == [(1, "day0", "active")]
+
+    learn(body, script={"residency": "refuse"})
+
+
+def test_a_set_that_a_restarted_engine_refuses_is_taken_back(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        with pytest.raises(PlanUnavailable, match="refused generation 2: does not fit"):
+            await learning.service.apply(model)
+        assert states(learning, model) == [(2, "learned", "rolled_back"), (1, "day0", "active")]
+        assert running(learning, model) == [[0, 2], [0, 2]]
+
+    learn(body, script={"residency": "restart", "refused": [2]})
+
+
+def test_a_model_that_is_not_loaded_gets_its_set_with_the_next_load(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        learning.log.append(logged([2, 3], at=1))
+        applied = await learning.service.apply(model)
+        assert applied == Applied(generation=1, moved=4, swap_ms=None)
+        await load(learning, model)
+        assert await engine_generation(learning, model) == 1
+        assert running(learning, model) == LAST
+
+    learn(body)
+
+
+def test_small_gains_are_proposed_but_not_applied(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        learning.log += [logged([0, 1], at=at) for at in range(4)]
+        await learning.service.apply(model)
+        # The running set has one of the two favourites, 21 of 42 routes; the new one both, 40 of 42.
+        learning.log += [logged([1, 2], at=at) for at in range(4, 30)]
+        learned = await learning.service.learned(model)
+        assert learned.plan.proposal is not None
+        gain = learned.plan.proposal.gain
+        assert gain is not None
+        assert gain < 0.5
+        assert await learning.service.consider(model) is None
+        assert (await learning.service.apply(model)).generation == 2
+
+    learn(body, learn_min_gain=0.5)
+
+
+def test_what_is_running_is_not_proposed_again(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        learning.log.append(logged([2, 3], at=1))
+        await learning.service.apply(model)
+        assert (await learning.service.learned(model)).plan.proposal is None
+        assert await learning.service.consider(model) is None
+        with pytest.raises(PlanUnavailable, match="the set in use is the one that would be planned"):
+            await learning.service.apply(model)
+
+    learn(body)
+
+
+def test_undo_returns_to_the_set_before_and_further_back(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        await learning.service.apply(model)
+        learning.log += [logged([0, 1], at=at) for at in range(2, 30)]
+        await learning.service.apply(model)
+        assert running(learning, model) == FIRST
+
+        await learning.service.undo(model)
+        assert running(learning, model) == LAST
+        await learning.service.undo(model)
+        assert running(learning, model) == [[0, 2], [0, 2]]
+        assert await engine_generation(learning, model) == 5
+        with pytest.raises(PlanUnavailable, match="no set before"):
+            await learning.service.undo(model)
+        assert states(learning, model) == [
+            (5, "undo", "active"),
+            (4, "undo", "rolled_back"),
+            (3, "learned", "rolled_back"),
+            (2, "learned", "superseded"),
+            (1, "day0", "superseded"),
+        ]
+
+    learn(body)
+
+
+def test_after_an_undo_it_takes_new_sessions_to_change_again(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log += [logged([2, 3], at=at) for at in range(4)]
+        await learning.service.apply(model)
+        await learning.service.undo(model)
+        assert await learning.service.consider(model) is None
+        later = learning.clock.now + 1
+        learning.log += [logged([2, 3], at=later + at) for at in range(3)]
+        assert await learning.service.consider(model) is not None
+        assert running(learning, model) == LAST
+
+    learn(body)
+
+
+def test_a_generation_that_does_worse_is_taken_back_by_itself(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        learning.log += [logged([0, 1], at=at) for at in range(6)]
+        await learning.service.apply(model)
+        learning.log += [logged([2, 3], at=at) for at in range(6, 30)]
+        await learning.service.apply(model)
+        # The user has returned to the earlier kind of work; two such sessions are not enough to tell, three are.
+        later = learning.clock.now + 1
+        learning.log += [logged([0, 1], at=later + at) for at in range(2)]
+        assert await learning.service.consider(model) is None
+        learning.log.append(logged([0, 1], at=later + 2))
+        learning.tpots[2] = [31.0, 29.0, 30.0]
+        assert await learning.service.consider(model) is not None
+
+        assert running(learning, model) == FIRST
+        newest, worse, _ = learning.service.generations.history(model.digest)
+        assert (newest.source, worse.state) == ("undo", "rolled_back")
+        # 100 of 2,100 routes of each layer went to the hot experts, where the set before would have had 2,000.
+        assert worse.coverage_measured == pytest.approx(100 / 2100)
+        assert (worse.tpot_ms_measured, worse.sessions_measured) == (30.0, 3)
+        assert "generation 2 covered 4.8% of 3 sessions, the set before would have covered 95.2%" in newest.note
+
+    learn(body, learn_min_gain=0.99)
+
+
+def test_uniform_routing_changes_nothing_by_itself(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log += [logged([], at=at) for at in range(5)]
+        assert await learning.service.consider(model) is None
+        assert not (await learning.service.learned(model)).plan.skew.useful
+
+    learn(body)
+
+
+def test_an_idle_model_is_looked_at_without_being_asked(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        learns = asyncio.create_task(learning.service.run())
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        for _ in range(500):
+            if running(learning, model) == LAST:
+                break
+            await asyncio.sleep(0.02)
+        assert running(learning, model) == LAST
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(body, learn_idle_s=0.1)
+
+
+def test_a_busy_model_is_left_alone(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        learns = asyncio.create_task(learning.service.run())
+        learning.log.append(logged([2, 3], at=1))
+        async with learning.loaded.lease(model):
+            generation = learning.service.generations.active(model.digest)
+            assert generation is not None
+            await asyncio.sleep(0.5)
+            assert learning.service.generations.active(model.digest) == generation
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(body, learn_idle_s=0.1)
+
+
+def test_the_engine_s_capacity_test_makes_room_from_the_next_look_on(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        assert await engine_generation(learning, model) == 0
+        learning.log.append(logged([2, 3], at=1))
+        await learning.service.consider(model)
+        # Three slots: two favourites of one layer and one of the other.
+        active = learning.service.generations.active(model.digest)
+        assert active is not None
+        assert active.hot_experts == 3
+        assert await engine_generation(learning, model) == active.generation
+
+    learn(body, script={"told": {"slots": 3}}, hot_experts_fraction=0.0)
+
+
+def test_a_dense_model_has_nothing_to_learn(learn: RunLearning, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.gguf", model_metadata(n_experts=0), [Tensor("token_embd.weight", (64, 3), "F32")])
+    dense = record("d", path=path)
+
+    async def body(learning: Learning) -> None:
+        assert "no routed experts" in (await learning.service.learned(dense)).plan.skew.sentence
+        assert learning.residencies.file(dense) is None
+        with pytest.raises(PlanUnavailable, match="no routed experts"):
+            await learning.service.apply(dense)
+        assert await learning.service.consider(dense) is None
+
+    learn(body)
+
+
+def test_files_that_cannot_be_read_never_keep_a_model_from_loading(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        model.parts[0].unlink()
+        await load(learning, model)
+        assert await engine_generation(learning, model) == 0
+        with pytest.raises(PlanUnavailable, match="cannot be read"):
+            await learning.service.learned(model)
+
+    learn(body)
