@@ -1,0 +1,1 @@
+"""Screens: the dashboard with its presets, and what opens above it."""

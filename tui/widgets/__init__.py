@@ -1,0 +1,1 @@
+"""Widgets that put lines of `view` on the terminal."""
