@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import checks, removal
+from . import checks, prerequisites, removal
 from .environment import Environment
-from .prerequisites import require_compiler
 from .steps import InstallError, Steps
 
 _DEFAULT_MODEL = "tiny"
@@ -109,12 +108,12 @@ def _checkout() -> Path:
 
 
 def _install(checkout: Path, options: argparse.Namespace) -> Environment:
-    require_compiler()
+    environment = Environment(checkout)
+    prerequisites.require(options.python or sys.executable, makes_environment=not environment.directory.exists())
     started = time.monotonic()
     log = checkout / "build" / "installer.log"
     log.unlink(missing_ok=True)
     steps = Steps(log)
-    environment = Environment(checkout)
     environment.ensure(options.python, steps)
     environment.ensure_package(frozenset({"dev"} if options.verb == "test" else ()), steps)
     environment.ensure_build_tools(steps)

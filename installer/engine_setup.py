@@ -12,10 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+import ostinatod
 from ostinatod.errors import OstinatoError
 from ostinatod.installer.bindings import ensure_bindings
 from ostinatod.installer.build_display import BuildDisplay
 from ostinatod.installer.engine_build import build_engine
+from ostinatod.installer.integration import restart_advice
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\ninterrupted; run it again to go on from where it stopped", file=sys.stderr)
         return 130
     print(f"Engine ready: {build.backend}, llama.cpp {build.llama_cpp_commit[:9]}, {build.directory}")
+    sources = Path(ostinatod.__file__).resolve().parent.rglob("*.py")
+    if advice := restart_advice([*sources, build.directory / "build.json"]):
+        print(advice)
     return 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import prerequisites
+from .packages import VENV
 from .steps import InstallError, Steps
 
 _IDENTIFY = "import platform, sys; print(sys.version_info[:2] >= (3, 10), platform.python_version(), sys.base_prefix)"
@@ -94,14 +95,14 @@ class Environment:
             steps.run([python, "-m", "virtualenv", self.directory])
             return
         if not prerequisites.can_run([python, "-m", "pip", "--version"]):
-            raise InstallError(prerequisites.no_environment_message(python))
+            raise InstallError(prerequisites.missing_message([VENV], python))
         # Into a folder of its own, which also a Python managed by the system's package manager permits.
         tool = self.checkout / "build" / "virtualenv"
         try:
             steps.run([python, "-m", "pip", "install", "--quiet", "--upgrade", "--target", tool, "virtualenv"])
             steps.run([python, "-m", "virtualenv", self.directory], {"PYTHONPATH": str(tool)})
         except InstallError as error:
-            raise InstallError(f"{prerequisites.no_environment_message(python)}\n{error}") from error
+            raise InstallError(f"{prerequisites.missing_message([VENV], python)}\n{error}") from error
 
     def ensure_package(self, extras: frozenset[str], steps: Steps) -> None:
         """Installs the checkout, editable, with at least `extras`, unless that was done for this pyproject.toml."""

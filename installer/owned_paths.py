@@ -8,22 +8,37 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 from ostinatod import locations
 from ostinatod.installer.build_cache import BuildCache
+from ostinatod.installer.integration import integration_paths
 
 
 def owned_paths() -> dict[str, list[str]]:
-    """Existing paths: "builds" can be made again, "data" is the user's."""
-    data = [locations.config_file(), locations.log_dir(), locations.data_dir()]
+    """Existing paths: "builds" can be made again, "data" is the user's, "integration" is service and completion."""
     if os.environ.get("OSTINATO_HOME"):
-        database = locations.database_file()
-        data = [locations.config_file(), *database.parent.glob(f"{database.name}*")]
+        data = _known_data()
+    else:
+        data = [locations.config_file(), locations.log_dir(), locations.data_dir()]
     logs = [path for name in ("engine-build-*.log", "bindings.log") for path in locations.log_dir().glob(name)]
+    passing = [locations.machine_profile_file(), locations.pid_file(), locations.local_key_file()]
+    builds = [*BuildCache(locations.engine_cache_dir()).entries(), *logs, *(path for path in passing if path.exists())]
     return {
-        "builds": sorted(map(str, [*BuildCache(locations.engine_cache_dir()).entries(), *logs])),
+        "integration": sorted(map(str, integration_paths())),
+        "builds": sorted(map(str, builds)),
         "data": [str(path) for path in data if path.exists()],
     }
+
+
+def _known_data() -> list[Path]:
+    """What the daemon and the command line keep in a folder that may hold other things."""
+    databases = (locations.database_file(), locations.routing_log_file(), locations.learning_file())
+    files = [path for file in databases for path in file.parent.glob(f"{file.name}*")]
+    files += [locations.config_file(), locations.session_key_file(), locations.keys_file()]
+    files += [locations.data_dir() / "history", locations.residency_dir()]
+    patterns = ("ostinatod.log*", "daemon.log*", "engine-*.log*")
+    return files + [path for pattern in patterns for path in locations.log_dir().glob(pattern)]
 
 
 if __name__ == "__main__":

@@ -6,49 +6,52 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
+from .packages import COMPILER, VENV, advice
 from .steps import InstallError
 
 MINIMUM_CMAKE = (3, 18)
 
-_COMPILER_PACKAGES = {
-    "Debian and Ubuntu": "sudo apt install build-essential",
-    "Fedora": "sudo dnf install gcc-c++",
-    "Arch": "sudo pacman -S base-devel",
-    "macOS": "xcode-select --install",
-}
-_VENV_PACKAGES = {
-    "Debian and Ubuntu": "sudo apt install python3-venv",
-    "Fedora": "sudo dnf install python3",
-    "Arch": "sudo pacman -S python",
+_REASONS = {
+    COMPILER: "no C++ compiler (c++, g++ or clang++), which the engine is compiled with on this machine",
+    VENV: "{python} cannot make a virtual environment: venv or ensurepip is missing",
 }
 
 
-def require_compiler() -> str:
-    """Path of the C++ compiler CMake will find. Raises InstallError with the packages to install."""
+def require(python: str, *, makes_environment: bool) -> None:
+    """Raises InstallError naming all that is missing at once, and the one command that installs it.
+
+    python             the interpreter that the environment is made with
+    makes_environment  whether one has to be made
+    """
+    missing = [COMPILER] if find_compiler() is None else []
+    if makes_environment and not can_make_environment(python):
+        missing.append(VENV)
+    if missing:
+        raise InstallError(missing_message(missing, python))
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler that CMake will find."""
     configured = os.environ.get("CXX", "").split()
-    for name in [*configured[:1], "c++", "g++", "clang++"]:
-        path = shutil.which(name)
-        if path:
-            return path
-    raise InstallError(
-        "The engine is compiled on this machine, and no C++ compiler (c++, g++ or clang++) was found.\n"
-        + _advice(_COMPILER_PACKAGES)
+    found = (shutil.which(name) for name in [*configured[:1], "c++", "g++", "clang++"])
+    return next((path for path in found if path), None)
+
+
+def can_make_environment(python: str) -> bool:
+    """Whether `python` has venv, virtualenv, or pip to fetch virtualenv with."""
+    return (
+        can_run([python, "-c", "import venv, ensurepip"])
+        or can_run([python, "-m", "virtualenv", "--version"])
+        or can_run([python, "-m", "pip", "--version"])
     )
 
 
-def no_environment_message(python: str) -> str:
-    """What to do when `python` can make no virtual environment."""
-    version = _version_of(python)
-    note = f"\n(there, a Python {version} of its own package needs python{version}-venv)" if version else ""
-    return f"{python} cannot make a virtual environment: venv or ensurepip is missing.\n{_advice(_VENV_PACKAGES)}{note}"
-
-
-def _advice(packages: dict[str, str]) -> str:
-    lines = [f"    {system + ':':<20} {command}" for system, command in packages.items()]
-    return "Install it and run this again:\n" + "\n".join(lines)
+def missing_message(needs: list[str], python: str) -> str:
+    """What is missing, and how to install it."""
+    reasons = "\n".join(f"Missing: {_REASONS[need].format(python=python)}." for need in needs)
+    return f"{reasons}\nInstall it and run this again:\n{advice(needs, _foreign_version(python))}"
 
 
 def can_run(command: list[str]) -> bool:
@@ -82,7 +85,10 @@ def _is_recent_cmake(path: str) -> bool:
     return match is not None and (int(match[1]), int(match[2])) >= MINIMUM_CMAKE
 
 
-def _version_of(python: str) -> str:
-    if python == sys.executable:
-        return f"{sys.version_info[0]}.{sys.version_info[1]}"
-    return ""
+def _foreign_version(python: str) -> str:
+    """ "3.12" for an interpreter that is not the system's python3, whose packages carry the version in their name."""
+    system = shutil.which("python3", path="/usr/bin:/bin")
+    if system and os.path.realpath(python) == os.path.realpath(system):
+        return ""
+    match = re.fullmatch(r"python(3\.\d+)", os.path.basename(os.path.realpath(python)))
+    return match[1] if match else ""

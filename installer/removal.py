@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -16,13 +17,17 @@ _BUILD_ENTRIES = ("types", "virtualenv", "installer.log")
 
 
 def uninstall(environment: Environment, *, purge: bool, assume_yes: bool) -> int:
-    """Removes the environment and the engine builds, with `purge` also settings, logs and data; returns 0.
+    """Ends the service and the daemon, and removes them, completion, the environment and the engine builds; returns 0.
+
+    `purge` also removes settings, logs and data.
 
     Raises InstallError when it can neither ask nor was told not to.
     """
     doomed = [environment.checkout / "build" / name for name in _BUILD_ENTRIES]
     doomed += environment.checkout.glob("*.egg-info")
     owned = _owned_paths(environment)
+    integration = [Path(path) for path in owned.get("integration", [])]
+    doomed += integration
     doomed += [Path(path) for path in owned.get("builds", [])]
     if purge:
         doomed += [Path(path) for path in owned.get("data", [])]
@@ -40,6 +45,7 @@ def uninstall(environment: Environment, *, purge: bool, assume_yes: bool) -> int
     if not assume_yes and not _confirmed():
         print("Nothing was removed.")
         return 1
+    _withdraw(environment)
     for path in doomed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -60,8 +66,14 @@ def _owned_paths(environment: Environment) -> dict[str, list[str]]:
         return paths
     except (OSError, subprocess.CalledProcessError, ValueError):
         if environment.directory.exists():
-            print("The environment does not run, so engine builds in the user's cache folder are not found; they stay.")
+            print("The environment does not run, so its service and its engine builds are not found; they stay.")
         return {}
+
+
+def _withdraw(environment: Environment) -> None:
+    """Lets the installation end its service and its daemon in order, while it still can."""
+    with contextlib.suppress(OSError):
+        subprocess.run([environment.python, "-m", "ostinatod.installer.integration"], check=False)
 
 
 def _confirmed() -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ostinatod.errors import EngineBuildError
 from ostinatod.installer.child_process import answer_of
+from ostinatod.installer.packages import COMPILER, advice
 
 MINIMUM_CMAKE = (3, 18)
 """The first CMake with CMAKE_CUDA_ARCHITECTURES."""
@@ -49,8 +50,7 @@ def find_toolchain() -> Toolchain:
     if compiler is None:
         raise EngineBuildError(
             "no C++ compiler found: expected c++, g++ or clang++ on PATH",
-            hint="install one (Debian and Ubuntu: build-essential, Fedora: gcc-c++, Arch: base-devel, macOS: "
-            "xcode-select --install), then run `ostinato engine build`",
+            hint=f"install one, then run `ostinato engine build`:\n{advice([COMPILER])}",
         )
     version = (answer_of([compiler, "--version"]) or "unknown").partition("\n")[0]
     flags = [f"{name}={os.environ[name]}" for name in _DECISIVE if name in os.environ]

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -54,14 +55,22 @@ class ChatRequest:
 class DaemonClient:
     """Talks to the daemon at `base_url`. Every method may raise the errors of `ostinatod.errors`."""
 
-    def __init__(self, base_url: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
+    ) -> None:
         self.base_url = base_url
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # The daemon speaks plain HTTP. A context that trusts nobody spares each command the reading of every
         # certificate authority, which takes longer than the request.
         nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             self._http = httpx.Client(
-                base_url=base_url, timeout=_USUAL, transport=transport, trust_env=False, verify=nobody
+                base_url=base_url,
+                headers=headers,
+                timeout=_USUAL,
+                transport=transport,
+                trust_env=False,
+                verify=nobody,
             )
         except httpx.InvalidURL as error:
             raise ConfigError(f"expected an address such as 127.0.0.1:11435, found {base_url}: {error}") from error
@@ -135,6 +144,33 @@ class DaemonClient:
     def shutdown(self) -> None:
         """Stop the daemon."""
         self._request("POST", "/ostinato/shutdown", {})
+
+    def stats(self, model: str | None = None) -> Json:
+        """Totals and percentiles of what is logged. Raises RoutingLogUnavailable if the log cannot be read."""
+        query = f"?{urlencode({'model': model})}" if model else ""
+        return self._request("GET", f"/ostinato/stats{query}")
+
+    def forget(
+        self, *, model: str | None = None, session: str | None = None, before: float | None = None
+    ) -> tuple[int, int]:
+        """Delete from the routing log what fits all conditions, everything without any: (sessions, requests).
+
+        before   Unix seconds
+        """
+        body = {"model": model, "session": session, "before": before}
+        answer = self._request("POST", "/ostinato/forget", body, timeout=_PATIENT)
+        return int(answer.get("sessions") or 0), int(answer.get("requests") or 0)
+
+    def plan(self, model: str) -> Json:
+        """What was learned about a model, what is proposed, and every set it was given."""
+        return self._request("GET", f"/ostinato/plan?{urlencode({'model': model})}")
+
+    def change_plan(self, model: str, action: str) -> Json:
+        """ "apply" the proposal, or "undo" to the set before. Raises PlanUnavailable where there is none.
+
+        Takes as long as the engine needs to end its requests where it has to be restarted.
+        """
+        return self._request("POST", "/ostinato/plan", {"model": model, "action": action}, timeout=_PATIENT)
 
     def pull(self, model: str) -> Generator[PullProgress, None, None]:
         """Download a model, a step at a time; the last step is "success". Closing the generator stops the download.

@@ -28,6 +28,9 @@ DEFAULT_PORT = 11435
 FOREVER_S = -1.0
 """A keep_alive that never expires."""
 
+GPU_EXPERTS = ("stock", "pool")
+"""Where experts can be on GPUs; see `Settings.gpu_experts`."""
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _UNIT_S = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -37,7 +40,9 @@ class Settings:
     """Everything a user can set. Times are seconds, sizes bytes or tokens as the suffix says."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; the variable may name the port too, as `127.0.0.1:11434`."""
     port: int = DEFAULT_PORT
+    """Port to listen on, one above Ollama's."""
     keep_alive_s: float = 3600.0
     """Idle time after which a model is unloaded; an agent's user thinks longer than Ollama's five minutes."""
     context_tokens: int = 65536
@@ -57,7 +62,22 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     """Browser origins accepted; none by default."""
     hub_endpoint: str = "https://huggingface.co"
+    """Where `ostinato pull` downloads from; `HF_ENDPOINT` sets it too."""
+    gpu_experts: str = "stock"
+    """Where the experts of MoE models are on GPUs: "stock" for llama.cpp's own placement, "pool" for hot experts in the
+    expert pool and cold ones in page-locked host memory, which is new. Change it with the daemon restarted."""
+    hot_experts_fraction: float = 0.0
+    """Share of the experts to keep hot, 0 to 1. With 0, an expert pool on GPUs holds as many as fit, and a machine
+    without GPUs runs the stock code: on a CPU hot experts save nothing."""
+    learn_idle_s: float = 300.0
+    """A better set of hot experts is applied when a model has been idle for this long; "never" leaves it to
+    `ostinato plan --apply`."""
+    learn_min_gain: float = 0.02
+    """Share of all routes that a new set must serve more than the one in use to be applied by itself."""
+    routing_log_bytes: int = 512 * 1024**2
+    """Size of the routing log, beyond which old sessions are merged and fade; 0 keeps no log, and nothing is learnt."""
     log_level: str = "info"
+    """What the daemon's log holds: debug, info, warning or error."""
 
     @property
     def base_url(self) -> str:
@@ -71,7 +91,7 @@ def parse_duration_s(text: str | float) -> float:
 
     Raises ConfigError for anything else.
     """
-    if isinstance(text, bool):
+    if isinstance(text, bool) or not isinstance(text, (int, float, str)):
         raise ConfigError(f"expected a duration such as 5m, found {text!r}")
     if isinstance(text, (int, float)):
         return FOREVER_S if text < 0 else float(text)
@@ -108,8 +128,8 @@ def load_settings(file: Path | None = None, environment: Mapping[str, str] | Non
     path = file or locations.config_file()
     settings = _apply(Settings(), _read_toml(path), source=str(path))
     env = os.environ if environment is None else environment
-    values = {f.name: env[key] for f in fields(Settings) if (key := _variable(f.name)) in env and f.name != "host"}
-    settings = _apply(settings, values, source="the environment", name=_variable)
+    values = {f.name: env[key] for f in fields(Settings) if (key := variable_name(f.name)) in env and f.name != "host"}
+    settings = _apply(settings, values, source="the environment", name=variable_name)
     if text := env.get("OSTINATO_HOST"):
         host, port = parse_host(text)
         settings = replace(settings, host=host, port=port if "OSTINATO_PORT" not in env else settings.port)
@@ -118,8 +138,14 @@ def load_settings(file: Path | None = None, environment: Mapping[str, str] | Non
     return _apply(settings, {k: v for k, v in flags.items() if v is not None}, source="the command line")
 
 
-def _variable(name: str) -> str:
+def variable_name(name: str) -> str:
+    """The environment variable that sets the setting called `name`."""
     return "OSTINATO_" + name.removesuffix("_s").removesuffix("_tokens").upper()
+
+
+def client_api_key(environment: Mapping[str, str] | None = None) -> str | None:
+    """The API key that clients send, from OSTINATO_API_KEY; never a part of the settings, which the daemon tells."""
+    return (os.environ if environment is None else environment).get("OSTINATO_API_KEY") or None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -153,6 +179,11 @@ def _convert(key: str, value: Any, default: Any) -> Any:
         if not all(isinstance(item, str) for item in items):
             raise ValueError(f"expected a list of strings, found {value!r}")
         return tuple(item for item in items if item)
+    if isinstance(default, float):
+        share = float(value)
+        if isinstance(value, bool) or not 0 <= share <= 1:
+            raise ValueError(f"expected a share from 0 to 1, found {value!r}")
+        return share
     if isinstance(default, int):
         number = int(value)
         if isinstance(value, bool) or number < 0 or (key == "port" and not 0 < number < 65536):
@@ -160,4 +191,6 @@ def _convert(key: str, value: Any, default: Any) -> Any:
         return number
     if not isinstance(value, str):
         raise ValueError(f"expected text, found {value!r}")
+    if key == "gpu_experts" and value not in GPU_EXPERTS:
+        raise ValueError(f"expected {' or '.join(GPU_EXPERTS)}, found {value!r}")
     return value

@@ -17,7 +17,12 @@ OstinatoError
 │   ├── EngineDied         the engine process ended while it served a request
 │   ├── ContextOverflow    the prompt is longer than the loaded context
 │   └── AbiMismatch        the bindings and the libraries disagree
+├── PlanUnavailable        there is no plan to apply, or none to take back
+├── RoutingLogUnavailable  the routing log cannot be read or written; requests are served without it
 ├── RequestError           the request itself is wrong
+│   └── Unauthorized       the daemon requires an API key, and the request has none that it knows
+├── ServiceError           the user's service manager is missing, or refused what it was asked
+├── LogNotFound            there is no log of that source yet
 └── DaemonUnreachable      no daemon answers at the configured address
 
 Messages say what was expected, what was found, and end with the command that fixes it when there is one (`hint`).
@@ -160,12 +165,47 @@ class AbiMismatch(EngineError):
     kind = "abi_mismatch"
 
 
+class PlanUnavailable(OstinatoError):
+    """There is no plan to apply, or none to take back."""
+
+    status = 409
+    kind = "plan_unavailable"
+
+
+class RoutingLogUnavailable(OstinatoError):
+    """The routing log cannot be read or written; requests are served without it."""
+
+    status = 503
+    kind = "routing_log_unavailable"
+
+
 class RequestError(OstinatoError):
     """The request itself is wrong."""
 
     status = 400
     exit_code = 2
     kind = "invalid_request_error"
+
+
+class Unauthorized(RequestError):
+    """The daemon requires an API key, and the request has none that it knows."""
+
+    status = 401
+    kind = "invalid_api_key"
+
+
+class ServiceError(OstinatoError):
+    """The user's service manager is missing, or refused what it was asked."""
+
+    kind = "service_error"
+
+
+class LogNotFound(OstinatoError):
+    """There is no log of that source yet."""
+
+    status = 404
+    exit_code = 4
+    kind = "log_not_found"
 
 
 class DaemonUnreachable(OstinatoError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ class LoadedModel:
     pid: int | None
     rss_bytes: int | None
     backend: str
+    idle_since_s: float | None
+    """When its last request ended, by the monotonic clock; None while it is used."""
 
 
 class _Resident:
@@ -110,14 +113,23 @@ class _Resident:
         self.gone = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.expires_at: datetime | None = None
+        self.idle_since_s: float | None = None
 
     @property
     def context_tokens(self) -> int:
         return self.process.context_tokens or self.planned_context_tokens
 
 
+def no_residency(_: ModelRecord) -> Path | None:
+    """Every model runs without a residency set."""
+    return None
+
+
 class LoadedModels:
-    """Owns every engine process. `find_build` tells which engine to start; it may block."""
+    """Owns every engine process.
+
+    `find_build` tells which engine to start, `residency_file` with which residency set; both may block.
+    """
 
     def __init__(
         self,
@@ -126,8 +138,10 @@ class LoadedModels:
         places: Places,
         *,
         big_model_bytes: int = BIG_MODEL_BYTES,
+        residency_file: Callable[[ModelRecord], Path | None] = no_residency,
     ) -> None:
         self._find_build = find_build
+        self._residency_file = residency_file
         self._settings = settings
         self._places = places
         self._big_model_bytes = big_model_bytes
@@ -230,7 +244,8 @@ class LoadedModels:
             resident = self._residents.get(_key(record))
             if resident is None:
                 build = await asyncio.to_thread(self._find_build)
-                resident = self._residents.get(_key(record)) or self._create(record, build)
+                residency = await asyncio.to_thread(self._residency_file, record)
+                resident = self._residents.get(_key(record)) or self._create(record, build, residency)
             if not resident.leaving:
                 break
             await resident.gone.wait()
@@ -238,15 +253,16 @@ class LoadedModels:
             raise _queue_full(record, resident.in_flight)
         resident.in_flight += 1
         resident.idle.clear()
+        resident.idle_since_s = None
         self._stop_timer(resident)
         return resident
 
-    def _create(self, record: ModelRecord, build: EngineBuild) -> _Resident:
+    def _create(self, record: ModelRecord, build: EngineBuild, residency: Path | None) -> _Resident:
         self._launches += 1
         socket = self._places.sockets / f"engine-{os.getpid()}-{self._launches}.sock"
         launch = Launch(
             name=record.name,
-            command=(str(build.server), *engine_arguments(self._settings, record, socket)),
+            command=(str(build.server), *engine_arguments(self._settings, record, socket, residency, build.backend)),
             environment=engine_environment(self._places.environment, build.library_directory),
             socket=socket,
             log_file=self._places.logs / f"engine-{record.digest[:12]}.log",
@@ -263,6 +279,7 @@ class LoadedModels:
         if resident.in_flight:
             return
         resident.idle.set()
+        resident.idle_since_s = time.monotonic()
         if resident.leaving or resident.keep_alive_s == FOREVER_S:
             return
         resident.expires_at = datetime.now(timezone.utc) + timedelta(seconds=resident.keep_alive_s)
@@ -334,4 +351,5 @@ def _describe(resident: _Resident, settings: Settings) -> LoadedModel:
         pid=pid,
         rss_bytes=rss_bytes,
         backend=resident.backend,
+        idle_since_s=resident.idle_since_s,
     )

@@ -12,6 +12,9 @@ import platformdirs
 
 _APP = "ostinato"
 
+RUNTIME_DIR_BYTES = 100 - len("/engine-4194304-999.sock")
+"""Longest runtime directory: socket paths end at 104 bytes on some systems, including the terminating zero."""
+
 
 def _home() -> Path | None:
     home = os.environ.get("OSTINATO_HOME")
@@ -30,8 +33,43 @@ def data_dir() -> Path:
 
 
 def database_file() -> Path:
-    """The SQLite database: models, and from the learning on, routing counts."""
+    """The SQLite database of registered models."""
     return data_dir() / "ostinato.db"
+
+
+def routing_log_file() -> Path:
+    """The SQLite database of routing counts. Its own file, so that a fault in it or its deletion touches no model."""
+    return data_dir() / "routes.db"
+
+
+def session_key_file() -> Path:
+    """The key under which session ids are hashed before they are logged."""
+    return data_dir() / "routes.key"
+
+
+def learning_file() -> Path:
+    """The SQLite database of residency generations: what was kept hot, when, why, and what it did."""
+    return data_dir() / "learning.db"
+
+
+def residency_dir() -> Path:
+    """The residency file in use of each model."""
+    return data_dir() / "residency"
+
+
+def machine_profile_file() -> Path:
+    """What was measured of this machine."""
+    return cache_dir() / "machine.json"
+
+
+def keys_file() -> Path:
+    """Hashes of the API keys that the daemon accepts."""
+    return data_dir() / "keys.json"
+
+
+def local_key_file() -> Path:
+    """The key that the running daemon has made for the command line of its own user."""
+    return runtime_dir() / "local.key"
 
 
 def log_dir() -> Path:
@@ -59,6 +97,11 @@ def runtime_dir() -> Path:
     """Sockets and the daemon's pid file, for mode 0700. Short, because socket paths end at 108 bytes."""
     home = _home()
     return home / "run" if home else Path(platformdirs.user_runtime_dir(_APP))
+
+
+def pid_file() -> Path:
+    """Holds the pid of the daemon that was started last and has not ended in order."""
+    return runtime_dir() / "ostinatod.pid"
 
 
 def hub_cache_dir() -> Path:

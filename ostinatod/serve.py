@@ -19,9 +19,13 @@ import uvicorn
 
 from ostinatod import locations
 from ostinatod.api.app import create_app
+from ostinatod.api.recorder import HistoryFiles
 from ostinatod.config import Settings
 from ostinatod.errors import ConfigError
 from ostinatod.installer.engine_build import find_engine
+from ostinatod.keys import KeyFile, KeyRing, local_key
+from ostinatod.learning.files import LearningFiles
+from ostinatod.listeners import listener_on
 from ostinatod.loaded import Places
 from ostinatod.store import ModelStore
 from ostinatod.store.local_models import LocalPlaces
@@ -33,28 +37,29 @@ DRAIN_S = 20
 
 LOG_BYTES = 8 * 1024**2
 LOG_FILES = 3
-SOCKET_PATH_BYTES = 100
-"""Socket paths end at 104 bytes on some systems, including the terminating zero."""
-
-
-def pid_file() -> Path:
-    """Holds the pid of the daemon that was started last and has not ended in order."""
-    return locations.runtime_dir() / "ostinatod.pid"
 
 
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM, SIGINT or a shutdown request; the exit code. Raises ConfigError if it cannot start."""
-    _refuse_exposure(settings)
+    keys = KeyFile(locations.keys_file())
+    is_exposed = _is_exposed(settings.host)
+    if is_exposed and not keys.read():
+        raise ConfigError(
+            f"host {settings.host} can be reached from other machines, and there is no API key to keep them out",
+            hint="Make one: ostinato keys add NAME. Or stay on loopback and use a tunnel: OSTINATO_HOST=127.0.0.1",
+        )
     sockets = _private_runtime_dir()
     listener = _bind(settings)
     try:
         _start_logging(settings)
-        return _serve_on(listener, settings, sockets)
+        with local_key(locations.local_key_file()) as secret:
+            ring = KeyRing(keys, exposed=is_exposed, local_secret=secret)
+            return _serve_on(listener, settings, sockets, ring)
     finally:
         listener.close()
 
 
-def _serve_on(listener: socket.socket, settings: Settings, sockets: Path) -> int:
+def _serve_on(listener: socket.socket, settings: Settings, sockets: Path, keys: KeyRing) -> int:
     server: uvicorn.Server
 
     def request_shutdown() -> None:
@@ -68,7 +73,20 @@ def _serve_on(listener: socket.socket, settings: Settings, sockets: Path) -> int
         settings.hub_endpoint,
         places=LocalPlaces.below(Path.home(), hub_cache),
     )
-    app = create_app(settings, store, find_engine, places, request_shutdown)
+    history_files = HistoryFiles(locations.routing_log_file(), locations.session_key_file())
+    learning_files = LearningFiles(
+        locations.learning_file(), locations.residency_dir(), locations.machine_profile_file()
+    )
+    app = create_app(
+        settings,
+        store,
+        find_engine,
+        places,
+        request_shutdown,
+        keys=keys,
+        history_files=history_files,
+        learning_files=learning_files,
+    )
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -79,27 +97,23 @@ def _serve_on(listener: socket.socket, settings: Settings, sockets: Path) -> int
     )
     server = uvicorn.Server(config)
     with _pid_file(), _ended_quietly():
-        log.info("daemon_started pid=%d url=%s keys=none", os.getpid(), settings.base_url)
+        asked = "required" if keys.required else "none"
+        log.info("daemon_started pid=%d url=%s keys=%s", os.getpid(), settings.base_url, asked)
         server.run(sockets=[listener])
         log.info("daemon_stopped pid=%d", os.getpid())
     return 0
 
 
-def _refuse_exposure(settings: Settings) -> None:
+def _is_exposed(host: str) -> bool:
     try:
-        exposed = settings.host != "localhost" and not ipaddress.ip_address(settings.host).is_loopback
+        return host != "localhost" and not ipaddress.ip_address(host).is_loopback
     except ValueError:
-        exposed = True
-    if exposed:
-        raise ConfigError(
-            f"host {settings.host} can be reached from other machines, and API keys are not supported yet",
-            hint="Bind to loopback and use a tunnel: OSTINATO_HOST=127.0.0.1, then ssh -L",
-        )
+        return True
 
 
 def _private_runtime_dir() -> Path:
     directory = locations.runtime_dir()
-    if len(os.fsencode(directory)) > SOCKET_PATH_BYTES - len("/engine-4194304-999.sock"):
+    if len(os.fsencode(directory)) > locations.RUNTIME_DIR_BYTES:
         raise ConfigError(f"{directory} is too long for a socket's path", hint="Choose a shorter place: OSTINATO_HOME")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,25 +142,12 @@ def _bind(settings: Settings) -> socket.socket:
         listener.close()
         if error.errno != errno.EADDRINUSE:
             raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
+        owner = listener_on(settings.port)
         raise ConfigError(
-            f"port {settings.port} is in use{_port_owner(settings.port)}",
+            f"port {settings.port} is in use{f' by {owner}' if owner else ''}",
             hint=f"If it is this daemon: ostinato ps. Otherwise take another port: OSTINATO_PORT={settings.port + 1}",
         ) from error
     return listener
-
-
-def _port_owner(port: int) -> str:
-    try:
-        connections = psutil.net_connections("tcp")
-    except (psutil.Error, OSError):
-        return ""
-    for connection in connections:
-        is_owner = connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN
-        if is_owner and connection.pid:
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(connection.pid)
-                return f" by {process.name()} (pid {process.pid}, {' '.join(process.cmdline())[:120]})"
-    return ""
 
 
 def _start_logging(settings: Settings) -> None:
@@ -170,7 +171,7 @@ def _start_logging(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _pid_file() -> Iterator[None]:
-    path = pid_file()
+    path = locations.pid_file()
     path.write_text(f"{os.getpid()}\n", encoding="ascii")
     try:
         yield

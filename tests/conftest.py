@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,9 @@ import pytest
 import uvicorn
 
 from ostinatod.api.app import create_app
+from ostinatod.api.gate import Keys
+from ostinatod.api.observer import RelayObserver
+from ostinatod.api.recorder import HistoryFiles
 from ostinatod.config import Settings
 from ostinatod.errors import EngineNotBuilt
 from ostinatod.installer.engine_build import EngineBuild, find_engine
@@ -192,6 +195,9 @@ def running_app(
     settings: Settings | None = None,
     store: MemoryStore | None = None,
     big_model_bytes: int = BIG_MODEL_BYTES,
+    keys: Keys | None = None,
+    history_files: HistoryFiles | None = None,
+    observers: Sequence[RelayObserver] = (),
 ) -> Iterator[RunningApp]:
     """The application, stopped on leaving."""
     port = free_port()
@@ -209,6 +215,9 @@ def running_app(
             Places(sockets=sockets, logs=directory / "logs", environment=environment),
             lambda: running.shutdown_requests.append(True),
             big_model_bytes=big_model_bytes,
+            keys=keys,
+            history_files=history_files,
+            observers=observers,
         )
         config = uvicorn.Config(
             app, port=port, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1

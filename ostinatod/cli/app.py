@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 from typing import Any
 
@@ -10,12 +9,23 @@ import click
 
 from ostinatod import __version__
 from ostinatod.cli.chat import run
+from ostinatod.cli.connect import launch
 from ostinatod.cli.context import Cli
 from ostinatod.cli.daemon import serve, status, version
+from ostinatod.cli.dashboard import tui
+from ostinatod.cli.diagnosis import doctor
 from ostinatod.cli.engine import engine
+from ostinatod.cli.groups import SuggestingGroup
+from ostinatod.cli.history import forget, stats
+from ostinatod.cli.keys import keys
 from ostinatod.cli.loaded import load, ps, stop
+from ostinatod.cli.logs import logs
 from ostinatod.cli.models import cp, list_models, pull, rm, show
 from ostinatod.cli.output import colour_wanted, report, say
+from ostinatod.cli.plan import plan
+from ostinatod.cli.profile import profile
+from ostinatod.cli.service import service
+from ostinatod.cli.shell_completion import completion
 from ostinatod.errors import OstinatoError
 
 INTERRUPTED = 130
@@ -24,27 +34,10 @@ INTERRUPTED = 130
 ALIASES = {"ls": "list"}
 
 
-class CommandGroup(click.Group):
-    """Commands in the order they are added, with aliases, suggestions, and this project's exit codes."""
+class CommandGroup(SuggestingGroup):
+    """The root: suggestions, aliases, and this project's exit codes."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of its use."""
-        return list(self.commands)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name or alias."""
-        return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command to run. Raises UsageError with the names that come close."""
-        name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name, [*self.commands, *ALIASES], n=3)
-            suggestion = f" Did you mean: {', '.join(close)}?" if close else ""
-            raise click.UsageError(f"No such command {name!r}.{suggestion}", ctx)
-        return super().resolve_command(ctx, args)
+    aliases = ALIASES
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every failure ends in a message and an exit code, and in a traceback only on request."""
@@ -87,5 +80,32 @@ def cli(context: click.Context, host: str | None, debug: bool) -> None:
         click.echo(context.get_help())
 
 
-for _command in (serve, pull, run, list_models, show, ps, load, stop, rm, cp, status, engine, version):
+_COMMANDS = (
+    serve,
+    pull,
+    run,
+    launch,
+    list_models,
+    show,
+    ps,
+    load,
+    stop,
+    rm,
+    cp,
+    status,
+    tui,
+    plan,
+    stats,
+    forget,
+    logs,
+    profile,
+    doctor,
+    engine,
+    keys,
+    service,
+    completion,
+    version,
+)
+
+for _command in _COMMANDS:
     cli.add_command(_command)

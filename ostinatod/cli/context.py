@@ -30,8 +30,10 @@ class Cli:
     def client(self) -> DaemonClient:
         """A client of the daemon that the settings name."""
         from ostinatod.client import DaemonClient
+        from ostinatod.keys import key_for
 
-        return DaemonClient(self.settings().base_url)
+        base_url = self.settings().base_url
+        return DaemonClient(base_url, api_key=key_for(base_url))
 
 
 pass_cli = click.make_pass_decorator(Cli)

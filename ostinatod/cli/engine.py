@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ostinatod.cli.context import json_option
+from ostinatod.cli.groups import SuggestingGroup
 from ostinatod.cli.output import print_json, print_text, say
 from ostinatod.cli.progress import share_display
 from ostinatod.cli.text import outline
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ostinatod.installer.engine_build import BuildProgress, EngineBuild
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def engine() -> None:
     """Build the engine, or show which build is in use."""
 

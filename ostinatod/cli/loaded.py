@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -53,13 +54,27 @@ def ps(cli: Cli, prefix: str, as_json: bool) -> None:
 @click.command()
 @click.argument("model", shell_complete=complete_model)
 @click.option("--keepalive", metavar="TIME", help="How long to stay in memory unused: 90s, 5m, 1h30m, forever.")
+@click.option("--estimate-only", is_flag=True, help="Only tell how much memory it takes, by use; needs no daemon.")
+@json_option
 @pass_cli
-def load(cli: Cli, model: str, keepalive: str | None) -> None:
-    """Load a model into memory before the first request."""
+def load(cli: Cli, model: str, keepalive: str | None, estimate_only: bool, as_json: bool) -> None:
+    """Load a model into memory before the first request.
+
+    With --estimate-only, MODEL may also be a .gguf file or its directory, and nothing is loaded.
+    """
+    if estimate_only:
+        from ostinatod.cli.estimate import tell_estimate
+
+        tell_estimate(cli.settings(), model, as_json=as_json)
+        return
     keep_alive_s = None if keepalive is None else parse_duration_s(keepalive)
+    started = time.monotonic()
     with cli.client() as client:
         show_load(client, model, keep_alive_s)
-    say(f"{model} is ready")
+    if as_json:
+        print_json({"model": model, "state": "ready", "load_ms": round((time.monotonic() - started) * 1000, 1)})
+    else:
+        say(f"{model} is ready")
 
 
 def show_load(client: DaemonClient, model: str, keep_alive_s: float | None = None) -> None:
@@ -81,8 +96,9 @@ def show_load(client: DaemonClient, model: str, keep_alive_s: float | None = Non
 @click.argument("models", nargs=-1, metavar="MODEL...", shell_complete=complete_running)
 @click.option("--force", is_flag=True, help="Break off answers in progress instead of waiting for their end.")
 @click.option("--daemon", is_flag=True, help="Stop the daemon itself, with every model.")
+@json_option
 @pass_cli
-def stop(cli: Cli, models: tuple[str, ...], force: bool, daemon: bool) -> None:
+def stop(cli: Cli, models: tuple[str, ...], force: bool, daemon: bool, as_json: bool) -> None:
     """Take models out of memory, or stop the daemon."""
     if daemon == bool(models):
         raise click.UsageError("Expected either models to stop or --daemon.")
@@ -93,6 +109,8 @@ def stop(cli: Cli, models: tuple[str, ...], force: bool, daemon: bool) -> None:
         if daemon:
             client.shutdown()
             say("the daemon is stopping")
+    if as_json:
+        print_json({"stopped": models, "daemon": daemon})
 
 
 def _until(model: RunningModel, now: datetime) -> str:

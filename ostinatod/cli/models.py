@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,18 +28,30 @@ SHORT_ID = 12
 """Digits of a digest that tables show."""
 
 
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A name that was removed, and what that freed; 0 if another name uses the same files."""
+
+    model: str
+    freed_bytes: int
+
+
 @click.command()
 @click.argument("model")
 @click.option("--name", help="Name to register a local file or directory under.")
+@json_option
 @pass_cli
-def pull(cli: Cli, model: str, name: str | None) -> None:
+def pull(cli: Cli, model: str, name: str | None, as_json: bool) -> None:
     """Download a model, or register one that is on this machine.
 
     MODEL is a reference such as hf.co/org/repo:Q4_K_M or org/repo, or a path: a .gguf file, the first part of a split
     one, or a directory, which is used where it is. An interrupted download is resumed by the same command.
     """
     with cli.client() as client:
-        fetch(client, model, name)
+        known_as = fetch(client, model, name)
+        if as_json:
+            details = client.show(known_as)
+            print_json({"name": known_as, "source": details.source, "parts": details.parts})
 
 
 def fetch(client: DaemonClient, model: str, name: str | None = None) -> str:
@@ -148,15 +161,19 @@ def details_text(details: ModelDetails) -> str:
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
+@json_option
 @pass_cli
 @click.pass_context
-def rm(context: click.Context, cli: Cli, models: tuple[str, ...]) -> None:
+def rm(context: click.Context, cli: Cli, models: tuple[str, ...], as_json: bool) -> None:
     """Remove models.
 
     Files go only when no other name uses them, and never those registered from a path.
     """
     with cli.client() as client:
-        failures = [failure for model in models if (failure := _remove(client, model, debug=cli.debug))]
+        outcomes = [_remove(client, model, debug=cli.debug) for model in models]
+    if as_json:
+        print_json([outcome for outcome in outcomes if isinstance(outcome, Removed)])
+    failures = [outcome for outcome in outcomes if isinstance(outcome, ModelError)]
     if failures:
         context.exit(failures[0].exit_code)
 
@@ -164,12 +181,16 @@ def rm(context: click.Context, cli: Cli, models: tuple[str, ...]) -> None:
 @click.command()
 @click.argument("source", shell_complete=complete_model)
 @click.argument("destination")
+@json_option
 @pass_cli
-def cp(cli: Cli, source: str, destination: str) -> None:
+def cp(cli: Cli, source: str, destination: str, as_json: bool) -> None:
     """Give a model a further name. Nothing is copied on disk."""
     with cli.client() as client:
         client.copy(source, destination)
-    say(f"{source} can also be called {destination}")
+    if as_json:
+        print_json({"source": source, "destination": destination})
+    else:
+        say(f"{source} can also be called {destination}")
 
 
 def short_id(digest: str) -> str:
@@ -185,15 +206,15 @@ def _context(details: ModelDetails) -> str:
     return text if trained in (None, details.context_tokens) else f"{text}, trained for {trained}"
 
 
-def _remove(client: DaemonClient, model: str, *, debug: bool) -> ModelError | None:
-    """Why a model could not be removed; that is told and does not keep the others from going."""
+def _remove(client: DaemonClient, model: str, *, debug: bool) -> Removed | ModelError:
+    """What came of it; a failure is told and does not keep the others from going."""
     try:
         freed = client.delete(model)
     except ModelError as error:
         report(error, debug=debug)
         return error
     say(f"removed {model}, {human_bytes(freed)} freed")
-    return None
+    return Removed(model, freed)
 
 
 def _show_pull(display: Display, model: str, steps: Iterable[PullProgress]) -> None:

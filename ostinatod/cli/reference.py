@@ -11,8 +11,10 @@ import click
 from ostinatod import errors
 from ostinatod.cli.answer import Answer, AnswerTimings
 from ostinatod.cli.app import ALIASES, INTERRUPTED, cli
+from ostinatod.cli.models import Removed
 from ostinatod.cli.repl import HELP
 from ostinatod.client_values import ModelDetails, ModelListing, RunningModel, Usage
+from ostinatod.service.host import ServiceState
 
 _WIDTH = 200
 
@@ -26,20 +28,19 @@ reaches files and pipes unchanged.
 The daemon is found at `--host`, else `OSTINATO_HOST`, else the settings file, else 127.0.0.1:11435. `ostinato run`
 starts one if none is running; its log is `daemon.log` in the log directory.
 
-Completion for your shell, with the names of models:
+Every command but `serve` and the dashboard has `--json`. Errors go to stderr in either case, and end with the next
+command to type. Mistyped commands, options and models are answered with what may have been meant.
 
-    eval "$(_OSTINATO_COMPLETE=bash_source ostinato)"       # ~/.bashrc
-    eval "$(_OSTINATO_COMPLETE=zsh_source ostinato)"        # ~/.zshrc
-    _OSTINATO_COMPLETE=fish_source ostinato | source        # ~/.config/fish/config.fish
+`ostinato completion install` completes commands, options and the names of models in bash, zsh and fish.
 
 This page is generated: `python -m ostinatod.cli.reference > docs/cli.md`."""
 
 _NUMBERED = {
     0: "done",
-    1: "an error",
+    1: "an error, or `doctor` found something that will fail",
     2: "wrong usage, setting, name or request",
     3: "no daemon answers",
-    4: "there is no such model or file",
+    4: "there is no such model, file or log",
     5: "the disk is too full",
     INTERRUPTED: "interrupted",
 }
@@ -49,7 +50,22 @@ def json_keys() -> dict[str, tuple[str, ...]]:
     """The keys that each command prints with --json, where they are fixed; dots lead into an inner object."""
     answer = [key for key in _keys(Answer) if key not in ("usage", "timings")]
     engine = ("backend", "digest", "directory", "server", "library_directory")
+    service = _keys(ServiceState)
     return {
+        "pull": ("name", "source", "parts"),
+        "load": ("model", "state", "load_ms"),
+        "stop": ("stopped", "daemon"),
+        "rm": _keys(Removed),
+        "cp": ("source", "destination"),
+        "logs": ("source", "file", "lines"),
+        "doctor": ("ok", "problems", "warnings", "findings"),
+        "service install": (*service, "changed", "answers"),
+        "service uninstall": ("removed",),
+        "service status": service,
+        "service restart": (*service, "answers"),
+        "completion show": ("shell", "script"),
+        "completion install": ("shell", "file", "changed"),
+        "completion uninstall": ("removed",),
         "list": _keys(ModelListing),
         "ps": _keys(RunningModel),
         "show": _keys(ModelDetails),

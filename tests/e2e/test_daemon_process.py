@@ -78,8 +78,9 @@ def test_a_port_in_use_names_its_owner_and_the_next_command(
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "box.example"])
 def test_other_machines_are_kept_out(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="keys are not supported yet"):
+    with pytest.raises(ConfigError, match="no API key") as refused:
         serve(Settings(host=host, port=free_port()))
+    assert "ostinato keys add" in str(refused.value.hint)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -86,3 +86,10 @@ def test_the_manual_names_every_setting() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     for setting in fields(Settings):
         assert f"`{setting.name}`" in manual
+
+
+@pytest.mark.parametrize("value", ["1.5", "-0.1", "nan", "half", True])
+def test_shares_lie_between_0_and_1(tmp_path: Path, value: object) -> None:
+    with pytest.raises(ConfigError, match="hot_experts_fraction"):
+        load_settings(tmp_path / "none.toml", {}, hot_experts_fraction=value)
+    assert load_settings(tmp_path / "none.toml", {"OSTINATO_LEARN_MIN_GAIN": "0.5"}).learn_min_gain == 0.5

@@ -50,13 +50,31 @@ def test_every_command_is_in_the_page_with_a_help_text(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("list", ()), ("ps", ()), ("show", ("tiny",)), ("run", ("tiny", "hi")), ("version", ())]
+    ("name", "arguments"),
+    [
+        ("list", ()),
+        ("ps", ()),
+        ("show", ("tiny",)),
+        ("run", ("tiny", "hi")),
+        ("version", ()),
+        ("pull", ("tiny",)),
+        ("load", ("tiny",)),
+        ("stop", ("tiny",)),
+        ("rm", ("tiny",)),
+        ("cp", ("tiny", "mine")),
+        ("logs", ("output",)),
+        ("doctor", ()),
+        ("service status", ()),
+        ("completion show", ("bash",)),
+    ],
 )
 def test_the_keys_in_the_page_are_the_keys_printed(
-    invoke: Invoke, daemon: FakeDaemon, name: str, arguments: tuple[str, ...]
+    invoke: Invoke, daemon: FakeDaemon, home: Path, name: str, arguments: tuple[str, ...]
 ) -> None:
     daemon.running = [running("tiny")]
-    printed = json.loads(invoke(name, *arguments, "--json").stdout)
+    (home / "logs").mkdir(parents=True)
+    (home / "logs" / "daemon.log").touch()
+    printed = json.loads(invoke(*name.split(), *arguments, "--json").stdout)
     assert flat(printed[0] if isinstance(printed, list) else printed) == set(json_keys()[name])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinatod.installer import bootstrap, prerequisites, removal
+from ostinatod.installer import bootstrap, packages, prerequisites, removal
 from ostinatod.installer.environment import Environment
 from ostinatod.installer.steps import InstallError, Steps
 
@@ -86,15 +86,22 @@ def test_foreign_words_are_forwarded(arguments: list[str], own: list[str], forwa
     assert bootstrap.split_arguments(arguments) == (own, forwarded)
 
 
-def test_a_missing_compiler_names_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_that_is_missing_is_named_at_once_with_one_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(packages, "find_family", lambda: packages.FAMILIES[0])
+    python = str(_script(tmp_path / "python3", "exit 1"))
     with pytest.raises(InstallError) as caught:
-        prerequisites.require_compiler()
-    for package in ("build-essential", "gcc-c++", "base-devel", "xcode-select"):
-        assert package in str(caught.value)
+        prerequisites.require(python, makes_environment=True)
+    assert "no C++ compiler" in str(caught.value)
+    assert f"{python} cannot make a virtual environment" in str(caught.value)
+    assert str(caught.value).endswith("apt install build-essential python3-venv")
+    with pytest.raises(InstallError) as caught:
+        prerequisites.require(python, makes_environment=False)
+    assert str(caught.value).endswith("apt install build-essential")
     compiler = _script(tmp_path / "clang++", "")
-    assert prerequisites.require_compiler() == str(compiler)
+    assert prerequisites.find_compiler() == str(compiler)
+    prerequisites.require(python, makes_environment=False)
 
 
 def test_build_tools_are_missing_when_absent_or_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,11 +147,8 @@ def test_an_environment_of_ours_that_broke_is_made_again(clone: Path, steps: Ste
 
 def test_a_python_without_venv_and_pip_names_the_packages(clone: Path, steps: Steps, tmp_path: Path) -> None:
     python = _script(tmp_path / "python", 'case "$2" in *version_info*) echo "True 3.12.1 /usr";; *) exit 1;; esac')
-    with pytest.raises(InstallError) as caught:
+    with pytest.raises(InstallError, match="Install it and run this again"):
         Environment(clone).ensure(str(python), steps)
-    assert "python3-venv" in str(caught.value)
-    assert "dnf install python3" in str(caught.value)
-    assert "pacman -S python" in str(caught.value)
     assert not (clone / ".venv").exists()
 
 
@@ -224,25 +228,44 @@ def test_a_failed_command_shows_the_end_of_its_output(tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(clone: Path, tmp_path: Path) -> Environment:
-    """An environment of ours whose Python tells of builds and data."""
+    """An environment of ours whose Python tells of builds and data, and notes what else it is asked to run."""
     environment = Environment(clone)
     for name in ("cache/build", "data/ostinato"):
         (tmp_path / name).mkdir(parents=True)
-    paths = {"builds": [str(tmp_path / "cache" / "build")], "data": [str(tmp_path / "data" / "ostinato")]}
-    _script(environment.python, f"echo '{json.dumps(paths)}'")
+    (tmp_path / "ostinato.service").touch()
+    paths = {
+        "builds": [str(tmp_path / "cache" / "build")],
+        "data": [str(tmp_path / "data" / "ostinato")],
+        "integration": [str(tmp_path / "ostinato.service")],
+    }
+    _script(
+        environment.python,
+        f"""case "$2" in *owned_paths) echo '{json.dumps(paths)}';; *) echo "$2" >> {tmp_path}/asked;; esac""",
+    )
     environment.stamp_file.write_text('{"made_here": true}')
     (clone / "build" / "types").mkdir(parents=True)
     (clone / "build" / "mine").write_text("")
     return environment
 
 
-def test_uninstall_removes_what_was_made_and_keeps_data(installed: Environment, tmp_path: Path) -> None:
+def test_uninstall_removes_what_was_made_and_keeps_data(
+    installed: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert removal.uninstall(installed, purge=False, assume_yes=True) == 0
     assert not installed.directory.exists()
     assert not (tmp_path / "cache" / "build").exists()
     assert not (installed.checkout / "build" / "types").exists()
     assert (installed.checkout / "build" / "mine").exists()
     assert (tmp_path / "data" / "ostinato").exists()
+    assert str(tmp_path / "ostinato.service") in capsys.readouterr().out
+    assert not (tmp_path / "ostinato.service").exists()
+
+
+def test_uninstall_ends_the_service_while_the_environment_is_still_there(
+    installed: Environment, tmp_path: Path
+) -> None:
+    removal.uninstall(installed, purge=False, assume_yes=True)
+    assert (tmp_path / "asked").read_text() == "ostinatod.installer.integration\n"
 
 
 def test_uninstall_purges_data_only_when_told_to(installed: Environment, tmp_path: Path) -> None:
@@ -268,3 +291,31 @@ def test_uninstall_keeps_an_environment_it_did_not_make(
     assert removal.uninstall(installed, purge=False, assume_yes=True) == 0
     assert os.path.exists(installed.python)
     assert "did not make it" in capsys.readouterr().out
+
+
+def test_running_it_again_after_a_pull_does_what_has_changed_and_no_more(
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bootstrap, "_checkout", lambda: clone)
+    monkeypatch.setattr(prerequisites, "find_compiler", lambda: "/usr/bin/c++")
+    monkeypatch.setattr(prerequisites, "missing_build_tools", lambda scripts: [])
+    calls = tmp_path / "calls"
+    _script(
+        Environment(clone).python,
+        f'case "$2" in *version_info*) echo "True 3.12.1 /usr";; *) echo "$2 $3" >> {calls};; esac',
+    )
+
+    def asked(*arguments: str) -> list[str]:
+        assert bootstrap.main(arguments) == 0
+        lines = calls.read_text().splitlines()
+        calls.unlink()
+        return lines
+
+    engine = "ostinatod.installer.engine_setup --backend"
+    assert asked() == ["pip install", engine]
+    assert asked() == [engine]  # which builds nothing that exists
+    (clone / "installer" / "steps.py").write_text("# new code: an editable installation has it already\n")
+    assert asked("install", "--backend", "cpu") == [engine]
+    (clone / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["new"]\n')
+    assert asked() == ["pip install", engine]
+    assert "Everything is in place" in capsys.readouterr().out

@@ -107,14 +107,14 @@ def test_only_known_entries_of_a_folder_the_user_named_are_owned(
 ) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
     monkeypatch.setenv("OSTINATO_ENGINE_CACHE", str(tmp_path / "shared"))
-    names = ("thesis.txt", "config.toml", "ostinato.db", "ostinato.db-wal", "logs/mail.log", "logs/bindings.log")
-    for name in (*names, "shared/photo", "shared/current.json"):
+    data = ("config.toml", "ostinato.db", "ostinato.db-wal", "routes.db", "routes.db-wal", "routes.key")
+    for name in (*data, "thesis.txt", "logs/mail.log", "logs/bindings.log", "shared/photo", "shared/current.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "shared" / ("a" * 64)).mkdir()
     owned = owned_paths()
     assert {Path(path).name for path in owned["builds"]} == {"current.json", "bindings.log", "a" * 64}
-    assert {Path(path).name for path in owned["data"]} == {"config.toml", "ostinato.db", "ostinato.db-wal"}
+    assert {Path(path).name for path in owned["data"]} == set(data)
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""`ostinato profile`: what this machine is, and what it was measured to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ostinatod import locations
+from ostinatod.cli.context import json_option
+from ostinatod.cli.output import print_json, print_text
+from ostinatod.cli.text import human_bytes, section
+
+
+@click.command()
+@click.option("--refresh", is_flag=True, help="Measure again, also if nothing has changed.")
+@json_option
+def profile(refresh: bool, as_json: bool) -> None:
+    """Show GPUs, processors and memory of this machine, as measured.
+
+    The measurements are kept until hardware, limits or driver change. No daemon is needed.
+    """
+    from ostinatod.machine.profile import machine_profile
+
+    found = machine_profile(locations.machine_profile_file(), refresh=refresh)
+    if as_json:
+        print_json(found)
+    else:
+        print_text("\n\n".join(_sections(found)))
+
+
+def _sections(found: Mapping[str, Any]) -> Iterator[str]:
+    for gpu in found["gpus"]:
+        yield section(f"GPU {gpu['index']}: {gpu['name']}", _gpu(gpu))
+    if not found["gpus"]:
+        yield section("GPUs", [("found", "none that NVIDIA's driver tells of")])
+    yield section(f"Processor: {found['cpus']['name']}", _cpus(found))
+    yield section("Memory", _memory(found["memory"]))
+
+
+def _gpu(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    link = gpu["link"]
+    yield "memory", f"{human_bytes(gpu['total_bytes'])}, {human_bytes(gpu['free_bytes'])} free"
+    yield "link", f"PCIe {_told(link['max_generation'])} x{_told(link['max_width'])}"
+    yield "upload", _speed(gpu["upload_gbps"])
+    yield "download", _speed(gpu["download_gbps"])
+    yield "driver", gpu["driver"]
+
+
+def _cpus(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    cpus = found["cpus"]
+    yield "cores", f"{_told(cpus['physical_cores'])} physical, {cpus['logical_cores']} logical"
+    yield "usable", str(found["usable_cores"])
+    yield "NUMA nodes", str(len(cpus["numa_nodes"]) or "unknown")
+    yield "instructions", " ".join(cpus["instruction_sets"]) or "unknown"
+
+
+def _memory(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "total", human_bytes(memory["total_bytes"])
+    if memory["cgroup_bytes"] is not None:
+        yield "limit", human_bytes(memory["cgroup_bytes"])
+    yield "read", _speed(memory["read_gbps"]) + (f", {memory['read_threads']} threads" if memory["read_gbps"] else "")
+    yield "pinnable", human_bytes(memory["pinnable_bytes"])
+
+
+def _speed(gbps: float | None) -> str:
+    return "not measured" if gbps is None else f"{gbps:.1f} GB/s"
+
+
+def _told(value: object) -> str:
+    return "?" if value is None else str(value)

@@ -1,0 +1,34 @@
+"""The launchd property list. Pure functions."""
+
+from __future__ import annotations
+
+import plistlib
+from typing import Any
+
+from ostinatod.service.plan import STOP_TIMEOUT_S, ServicePlan
+
+LABEL = "ostinato.daemon"
+MARK = "InstalledByOstinatoService"
+"""A key that launchd ignores, by which the file is known again."""
+
+
+def agent_plist(plan: ServicePlan) -> bytes:
+    """The whole file."""
+    output = str(plan.log_dir / "daemon.log")
+    values: dict[str, Any] = {
+        "Label": LABEL,
+        MARK: True,
+        "ProgramArguments": list(plan.command),
+        "EnvironmentVariables": dict(plan.environment),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "ExitTimeOut": STOP_TIMEOUT_S,
+        # Background processes get slow cores and throttled disks; a person waits for this one.
+        "ProcessType": "Interactive",
+        "Umask": 0o077,
+        "SoftResourceLimits": {"NumberOfFiles": 65536},
+        "StandardOutPath": output,
+        "StandardErrorPath": output,
+    }
+    return plistlib.dumps(values)

@@ -1,0 +1,125 @@
+"""`ostinato plan` and `ostinato profile`: what they show, ask for and end with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ostinatod.cli.app import cli
+from tests.fakes.daemon import FakeDaemon
+from tests.unit.cli.conftest import Invoke
+
+GENERATION = {
+    "generation": 1,
+    "created_at": 1_790_000_000.0,
+    "source": "day0",
+    "state": "active",
+    "sessions": 0,
+    "hot_experts": 225,
+    "moved": 225,
+    "coverage_held_out": None,
+    "coverage_measured": 0.441,
+    "tpot_ms_measured": 30.25,
+    "sessions_measured": 4,
+    "note": "",
+}
+PROPOSAL = {
+    "generation": 2,
+    "hot_experts": 225,
+    "moved": 90,
+    "coverage_now": 0.441,
+    "coverage_held_out": 0.672,
+    "coverage_uniform": 0.439,
+    "coverage_hindsight": 0.701,
+    "cold_routes_per_token_now": 35.8,
+    "cold_routes_per_token": 21.0,
+    "tpot_ms_predicted": 12.5,
+    "reasons": ["The most used 44% of the experts take 67% of the routes; keeping them hot helps."],
+}
+TOLD: dict[str, Any] = {
+    "model": "tiny",
+    "sessions": 7,
+    "skew": {"gain": 0.23, "useful": True, "sentence": "Keeping them hot helps."},
+    "proposal": PROPOSAL,
+    "history": [GENERATION],
+}
+PATH = "/ostinato/plan?model=tiny"
+
+
+@pytest.fixture(autouse=True)
+def planned(daemon: FakeDaemon) -> None:
+    daemon.errors[PATH] = (200, TOLD)
+
+
+def test_the_plan_says_what_would_change(invoke: Invoke) -> None:
+    result = invoke("plan", "tiny")
+    assert result.exit_code == 0
+    for words in (
+        "7",
+        "generation 1 (day0)",
+        "225, 90 of them to be moved",
+        "44.1% now, 67.2% expected of sessions to come",
+        "43.9% of a random set and 70.1% of the best in hindsight",
+        "35.8 per token now, 21.0 expected",
+        "at most 12.50 ms",
+        "ostinato plan tiny --apply",
+    ):
+        assert words in result.stdout
+
+
+def test_explain_gives_the_reasons(invoke: Invoke) -> None:
+    assert "take 67% of the routes" in invoke("plan", "tiny", "--explain").stdout
+
+
+def test_nothing_to_propose_is_said(invoke: Invoke, daemon: FakeDaemon) -> None:
+    daemon.errors[PATH] = (200, {**TOLD, "proposal": None, "history": []})
+    out = invoke("plan", "tiny").stdout
+    assert "Nothing better to propose" in out
+    assert "no set" in out
+
+
+def test_history_lists_every_generation(invoke: Invoke) -> None:
+    header, line = invoke("plan", "tiny", "--history").stdout.splitlines()
+    assert header.split()[:3] == ["GENERATION", "MADE", "FROM"]
+    assert line.split()[0] == "1"
+    assert "44.1%" in line
+    assert "30.2" in line
+
+
+@pytest.mark.parametrize(("option", "verb"), [("--apply", "changed"), ("--undo", "went back")])
+def test_changes_are_asked_for_and_told(invoke: Invoke, daemon: FakeDaemon, option: str, verb: str) -> None:
+    answer = {"status": "success", "generation": 2, "moved": 90, "swap_ms": 12.4}
+    daemon.errors["/ostinato/plan"] = (200, answer)
+    result = invoke("plan", "tiny", option)
+    assert daemon.asked("/ostinato/plan") == [{"model": "tiny", "action": option[2:]}]
+    assert f"tiny {verb}: generation 2, 90 experts moved (in 12 ms)" in result.stderr
+
+
+def test_json_is_what_the_daemon_told(invoke: Invoke) -> None:
+    assert json.loads(invoke("plan", "tiny", "--json").stdout) == TOLD
+
+
+def test_no_plan_to_apply_ends_with_the_daemons_words(invoke: Invoke, daemon: FakeDaemon) -> None:
+    daemon.errors["/ostinato/plan"] = (409, {"error": "nothing", "kind": "plan_unavailable", "hint": "Wait"})
+    result = invoke("plan", "tiny", "--apply")
+    assert result.exit_code == 1
+    assert "nothing" in result.stderr
+    assert "Wait" in result.stderr
+
+
+def test_one_thing_at_a_time(invoke: Invoke) -> None:
+    assert invoke("plan", "tiny", "--apply", "--history").exit_code == 2
+
+
+@pytest.mark.usefixtures("home")
+def test_the_profile_needs_no_daemon() -> None:
+    runner = CliRunner(env={"OSTINATO_HOST": "127.0.0.1:1"})
+    found = json.loads(runner.invoke(cli, ["profile", "--json"]).stdout)
+    assert found["memory"]["total_bytes"] > 0
+    shown = runner.invoke(cli, ["profile"]).stdout
+    assert found["cpus"]["name"] in shown
+    # The second call reads what the first has measured.
+    assert json.loads(runner.invoke(cli, ["profile", "--json"]).stdout) == found
