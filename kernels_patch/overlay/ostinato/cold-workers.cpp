@@ -126,6 +126,24 @@ void ostinato_cold_workers::remove(ostinato_cold_client * client) {
     clients.erase(std::remove(clients.begin(), clients.end(), client), clients.end());
 }
 
+void ostinato_cold_workers::reserve(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (std::vector<int32_t> * list : { &cold, &groups, &rows, &kept_cold, &kept_groups }) {
+        list->reserve(2*n_routes);
+    }
+    const size_t needed = ostinato_cold_scratch_bytes(ffn, n_routes, n_tokens) + 64;
+    if (needed > scratch_size) {
+        scratch.reset(new char[needed]()); // zeroed: its pages exist
+        scratch_size = needed;
+    }
+}
+
+void ostinato_cold_workers::settle(ostinato_cold_client & client) {
+    std::lock_guard<std::mutex> lock(mutex);
+    client.served = __atomic_load_n(&client.mailbox->request->sequence, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&client.mailbox->request->answer, client.served, __ATOMIC_RELEASE);
+}
+
 void ostinato_cold_workers::wake() {
     awake_until_ns.store(now_ns() + std::chrono::nanoseconds(IDLE_AFTER).count(), std::memory_order_relaxed);
     if (!is_active.load(std::memory_order_acquire)) {
@@ -281,7 +299,7 @@ void ostinato_cold_workers::upload_experts(
     const ostinato_mailbox & mailbox = *client.mailbox;
     const int64_t bytes = layer.expert_bytes();
 
-    std::vector<int32_t> rows;
+    rows.clear();
     for (size_t g = 0; g < groups.size(); g += 2) {
         const int32_t n = groups[g + 1] - (g == 0 ? 0 : groups[g - 1]);
         rows.push_back(layer.pinned[groups[g]] ? n : -n);
@@ -308,8 +326,8 @@ void ostinato_cold_workers::upload_experts(
     client.n_uploaded     += chosen.size();
     client.uploaded_bytes += chosen.size()*bytes;
 
-    std::vector<int32_t> kept_cold;
-    std::vector<int32_t> kept_groups;
+    kept_cold.clear();
+    kept_groups.clear();
     for (size_t g = 0; g < groups.size(); g += 2) {
         if (mailbox.decided_slots[groups[g]] < 0) {
             kept_cold.insert(kept_cold.end(), cold.begin() + (g == 0 ? 0 : groups[g - 1]), cold.begin() + groups[g + 1]);
@@ -317,16 +335,16 @@ void ostinato_cold_workers::upload_experts(
             kept_groups.push_back((int32_t) kept_cold.size());
         }
     }
-    cold   = std::move(kept_cold);
-    groups = std::move(kept_groups);
+    cold.swap(kept_cold);
+    groups.swap(kept_groups);
 }
 
 // Computes `cold` and `groups` with the whole team.
 void ostinato_cold_workers::run_step(const ostinato_cold_layer & layer) {
     const size_t needed = ostinato_cold_scratch_bytes(*layer.ffn, cold.size(), step.n_tokens) + 64;
-    if (needed > scratch_size) {
-        scratch_size = needed + needed/2;
-        scratch.reset(new char[scratch_size]);
+    if (needed > scratch_size) { // what measure() asks for before any graph is built
+        scratch.reset(new char[needed]);
+        scratch_size = needed;
     }
     team = {};
     step.ffn      = layer.ffn;

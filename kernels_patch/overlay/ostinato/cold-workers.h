@@ -73,8 +73,15 @@ public:
     void add(ostinato_cold_client * client);
     void remove(ostinato_cold_client * client);
 
+    // Memory for steps of so many cold routes of the layer, so that serving one allocates nothing: while a GPU waits, the thread that submits the pass
+    // may be in a driver call that holds the process's memory map.
+    void reserve(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens);
+
     // A pass is about to be submitted.
     void wake();
+
+    // Takes the client's last request for answered, after a pass that failed. Nothing of the client may be computing.
+    void settle(ostinato_cold_client & client);
 
     // Seconds per byte of the given experts, each with so many rows, the fastest of a few runs. No pass may be computing.
     double measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows);
@@ -111,6 +118,9 @@ private:
     std::vector<int32_t> cold;
     std::vector<int32_t> groups;
     std::vector<int32_t> starts;
+    std::vector<int32_t> rows;
+    std::vector<int32_t> kept_cold;
+    std::vector<int32_t> kept_groups;
     std::unique_ptr<char[]> scratch;
     size_t scratch_size = 0;
 };

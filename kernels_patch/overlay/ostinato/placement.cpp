@@ -210,6 +210,9 @@ void ostinato_placement::reserve(int64_t n_tokens) {
         if (!m.cold || !m.weights || !m.x || !m.out) {
             GGML_ABORT("no page-locked memory for the hand-over of %lld tokens", (long long) n_tokens);
         }
+        for (const size_t i : g->layers) {
+            workers(limits.n_threads).reserve(*layers[i].ffn, n_tokens*layers[i].k, n_tokens);
+        }
         m.max_routes  = routes;
         m.max_inputs  = inputs;
         m.max_outputs = outputs;
@@ -504,12 +507,28 @@ void ostinato_placement::measure_speeds(group & g) {
     }
 }
 
+// After a pass that waited in vain: both sides start anew, and the pass that is beginning reports the failure.
+void ostinato_placement::recover(group & g) {
+    LLAMA_LOG_ERROR("%s: %s waited %.1f s in vain for the CPU branch; the results of the last pass are void\n", __func__,
+        ggml_backend_dev_name(g.device), limits.timeout_ns*1e-9);
+    g.memory.cuda->synchronize(g.memory.device);
+    workers(limits.n_threads).settle(g.client);
+    ostinato_mailbox_state state;
+    g.memory.copy(&state, g.mailbox.state, sizeof(state));
+    state.n_found = state.n_cold = state.failed = 0;
+    g.memory.copy(g.mailbox.state, &state, sizeof(state));
+    __atomic_store_n(&g.mailbox.request->failed, 0, __ATOMIC_RELEASE);
+}
+
 bool ostinato_placement::begin_pass() {
     bool is_sound = true;
     for (const auto & g : groups) {
         if (g->is_gpu()) {
             workers(limits.n_threads).wake();
-            is_sound = is_sound && !__atomic_load_n(&g->mailbox.request->failed, __ATOMIC_ACQUIRE);
+            if (__atomic_load_n(&g->mailbox.request->failed, __ATOMIC_ACQUIRE)) {
+                recover(*g);
+                is_sound = false;
+            }
         }
     }
     return is_sound;

@@ -129,6 +129,7 @@ private:
     ostinato_expert_pool::hot_sets part_of(const group & g, const ostinato_expert_pool::hot_sets & hot) const;
     void place_cold(const ostinato_expert_pool::hot_sets & hot);
     void free_mailbox(group & g);
+    void recover(group & g);
 
     std::vector<ostinato_placed_layer> layers;
     ostinato_limits limits;
