@@ -311,7 +311,9 @@ def _error_kinds() -> dict[str, type[OstinatoError]]:
     while pending:
         error_class = pending.pop()
         # A subclass without a kind of its own inherits its parent's and must not stand in for it.
-        found.setdefault(error_class.kind, error_class)
+        # Others derive classes of their own for what they answer, with other constructors.
+        if error_class.__module__ == OstinatoError.__module__:
+            found.setdefault(error_class.kind, error_class)
         pending.extend(error_class.__subclasses__())
     return found
 

@@ -26,6 +26,7 @@ from ostinatod.cli.plan import plan
 from ostinatod.cli.profile import profile
 from ostinatod.cli.service import service
 from ostinatod.cli.shell_completion import completion
+from ostinatod.cli.verify import verify
 from ostinatod.errors import OstinatoError
 
 INTERRUPTED = 130
@@ -95,6 +96,7 @@ _COMMANDS = (
     status,
     tui,
     plan,
+    verify,
     stats,
     forget,
     logs,

@@ -1,0 +1,39 @@
+"""`ostinato verify` on the real engine and the bundled model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ostinatod.cli.app import cli
+from ostinatod.cli.verify import NOISE_SHARE, is_same
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(240)
+def test_the_bundled_model_computes_the_same_wherever_its_experts_are(
+    engine_build: object, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+    done = CliRunner().invoke(cli, ["verify", "tiny", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "same"
+    placements = {case["placement"]: case for case in result["cases"]}
+    assert list(placements) == ["all hot", "all cold", "every second hot", "random"]
+    assert placements["all hot"]["nmse"] == 0.0
+    assert 0.0 < placements["random"]["nmse"] < result["noise"]
+    assert all(case["repeats"] for case in result["cases"])
+    assert "evaluating: all cold" in done.stderr
+
+
+def test_noise_and_repetition_decide() -> None:
+    def case(nmse: float, *, repeats: bool = True) -> dict[str, object]:
+        return {"nmse": nmse, "repeats": repeats, "placement": "random", "same_token": 1.0}
+
+    assert is_same(case(1e-4), 1e-4)
+    assert is_same(case(NOISE_SHARE * 1e-4), 1e-4)
+    assert not is_same(case(NOISE_SHARE * 1.1e-4), 1e-4)
+    assert not is_same(case(0.0, repeats=False), 1e-4)
