@@ -218,6 +218,11 @@ def test_an_engine_may_divide_its_experts_before_any_is_hot(
     engine = start_engine(*PLAIN_WEIGHTS, *flags)
     assert engine.residency()["state"] == "none"
     assert engine.answer()
+    status = engine.http.get("/ostinato/status").json()
+    assert [(device["gpu"], device["uploaded"]) for device in status["devices"]] == [(False, 0)]
+    weights = status["memory"]["host"]["weights_bytes"]
+    assert 0.9 * MODEL.stat().st_size < weights < 1.1 * MODEL.stat().st_size
+    assert status["memory"]["devices"] == []
     assert engine.post(valid).json()["moved"] == 512
     assert engine.answer() == stock_answer
 

@@ -8,8 +8,11 @@
 #include "server-context.h"
 #include "server-http.h"
 
+#include "llama-ext.h"
+
 #include <atomic>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -25,10 +28,14 @@ static struct {
     bool is_asleep = false;
 } served;
 
-// The model that the server serves, nullptr while it sleeps.
-static const llama_model * served_model() {
+// What the server serves, nullptr while it sleeps.
+static const llama_context * served_context() {
     std::lock_guard<std::mutex> lock(served.mutex);
-    const llama_context * ctx = served.is_asleep ? nullptr : served.server->get_llama_context();
+    return served.is_asleep ? nullptr : served.server->get_llama_context();
+}
+
+static const llama_model * served_model() {
+    const llama_context * ctx = served_context();
     return ctx ? llama_get_model(ctx) : nullptr;
 }
 
@@ -96,6 +103,48 @@ static json describe_devices(const llama_model * model) {
     return out;
 }
 
+// Bytes by use: of each GPU, and of host memory. A pool is its device's, and the loader does not know of it.
+static json describe_memory(const llama_context * ctx, const json & devices) {
+    std::map<ggml_backend_dev_t, llama_memory_breakdown_data> by_device;
+    llama_memory_breakdown_data host;
+    for (const auto & [buft, bytes] : llama_get_memory_breakdown(ctx)) {
+        ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
+        const bool is_host = !dev || ggml_backend_buft_is_host(buft) || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        llama_memory_breakdown_data & use = is_host ? host : by_device[dev];
+        use.model   += bytes.model;
+        use.context += bytes.context;
+        use.compute += bytes.compute;
+    }
+    json gpus = json::array();
+    for (const auto & [dev, use] : by_device) {
+        size_t free_bytes = 0;
+        size_t total_bytes = 0;
+        ggml_backend_dev_memory(dev, &free_bytes, &total_bytes);
+        uint64_t pool_bytes = 0;
+        uint64_t staging_bytes = 0;
+        for (const json & device : devices) {
+            if (device.at("name").get<std::string>() == ggml_backend_dev_name(dev)) {
+                pool_bytes    = device.at("pool_capacity").get<uint64_t>();
+                staging_bytes = device.at("staging_bytes").get<uint64_t>();
+            }
+        }
+        gpus.push_back({
+            { "name",          ggml_backend_dev_name(dev) },
+            { "total_bytes",   total_bytes },
+            { "free_bytes",    free_bytes },
+            { "dense_bytes",   use.model },
+            { "kv_bytes",      use.context },
+            { "compute_bytes", use.compute },
+            { "pool_bytes",    pool_bytes },
+            { "staging_bytes", staging_bytes },
+        });
+    }
+    return {
+        { "devices", gpus },
+        { "host", {{ "weights_bytes", host.model }, { "kv_bytes", host.context }, { "compute_bytes", host.compute }} },
+    };
+}
+
 static server_http_res_ptr get_status(const server_http_req &) {
     const llama_model * model = served_model();
     ostinato_route_shape shape = { 0, 0 };
@@ -120,6 +169,7 @@ static server_http_res_ptr get_status(const server_http_req &) {
         { "residency", describe_residency(model) },
         { "devices",    devices },
         { "pool_bytes", pool_bytes },
+        { "memory",     model ? describe_memory(served_context(), devices) : json(nullptr) },
     });
 }
 
