@@ -131,6 +131,7 @@ void ostinato_cold_workers::reserve(const ostinato_expert_ffn & ffn, int64_t n_r
     for (std::vector<int32_t> * list : { &cold, &groups, &rows, &kept_cold, &kept_groups }) {
         list->reserve(2*n_routes);
     }
+    starts.reserve(ffn.down->ne[2] + 1);
     const size_t needed = ostinato_cold_scratch_bytes(ffn, n_routes, n_tokens) + 64;
     if (needed > scratch_size) {
         scratch.reset(new char[needed]()); // zeroed: its pages exist
@@ -160,6 +161,8 @@ bool ostinato_cold_workers::has_request() {
 }
 
 void ostinato_cold_workers::lead() {
+    // The first allocation of a thread maps memory for it; what serving allocates must find that done. See reserve().
+    { std::vector<char> first(64*1024); }
     int64_t idle_since = now_ns();
     const auto stay_awake = [this] {
         awake_until_ns.store(now_ns() + std::chrono::nanoseconds(IDLE_AFTER).count(), std::memory_order_relaxed);

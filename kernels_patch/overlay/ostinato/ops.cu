@@ -117,6 +117,9 @@ static __global__ void publish_routes(const publish_args a) {
     if (route < a.n_routes) {
         publish_route(a, route, a.table ? &a.mailbox.state->n_found : nullptr);
     }
+    if (a.table) {
+        __threadfence_system(); // the list is on its way to the host before the kernel that sends its number
+    }
 }
 
 static __global__ void publish_inputs(const publish_args a) {
