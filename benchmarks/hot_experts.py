@@ -199,7 +199,7 @@ def measure(arguments: argparse.Namespace, setting: dict[str, Any], out: Path) -
         if after:
             result["devices"] = [vars_of(d) for d in devices(run)]
         text = "".join(log)
-        result["splits"] = re.findall(r"graph splits = (.*)", text)[-1:] or None
+        result["splits"] = re.findall(r"splits = ([\d /]*\d)", text)[-1:] or None
         result["memory"] = re.findall(r"(\w+) +(model|KV|compute) buffer size = +([\d.]+) MiB", text)
         out.write_text(json.dumps(result), encoding="utf-8")
     except BaseException:

@@ -59,6 +59,18 @@ class PassedAnswer:
         return content
 
 
+class ChatAnswer(PassedAnswer):
+    """The engine's own words, and what OpenAI's schema requires of a chat completion beside them."""
+
+    def whole(self, content: bytes) -> bytes:
+        """With `logprobs` and `refusal` in every choice, null where the engine leaves them out."""
+        answer = json.loads(content)
+        for choice in answer.get("choices", []):
+            choice.setdefault("logprobs", None)
+            choice.get("message", {}).setdefault("refusal", None)
+        return json.dumps(answer).encode()
+
+
 def has_output(events: bytes) -> bool:
     """Whether one of these whole events is more than the engine's progress with the prompt."""
     return any(b'"prompt_progress"' not in event for event in events.split(b"\n\n") if event)

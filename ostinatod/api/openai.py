@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from ostinatod.api.answer import Answer, ChatAnswer
 from ostinatod.api.body import parse_request
 from ostinatod.api.describe import openai_model
 from ostinatod.api.relay import EngineRelay
@@ -42,7 +43,7 @@ async def show_model(name: str, services: ServicesDep) -> dict[str, Any]:
 @router.post("/chat/completions")
 async def chat_completions(request: Request, services: ServicesDep) -> Response:
     """A chat answer, streamed or whole."""
-    return await _relay(request, services, prompt_field="messages", embeds=False)
+    return await _relay(request, services, prompt_field="messages", embeds=False, answer=ChatAnswer())
 
 
 @router.post("/completions")
@@ -57,12 +58,16 @@ async def embeddings(request: Request, services: ServicesDep) -> Response:
     return await _relay(request, services, prompt_field="input", embeds=True)
 
 
-async def _relay(request: Request, services: Services, *, prompt_field: str, embeds: bool) -> Response:
+async def _relay(
+    request: Request, services: Services, *, prompt_field: str, embeds: bool, answer: Answer | None = None
+) -> Response:
     calls = services.sampled_calls
     wanted = parse_request(await request.body(), sees_images=services.sees_images, sampled_calls=calls)
     record = await resolve_model(services, wanted.model, embeds=embeds)
     return EngineRelay(
-        *(services.loaded, services.exchanges, record, wanted, request.url.path, prompt_field), sampled_calls=calls
+        *(services.loaded, services.exchanges, record, wanted, request.url.path, prompt_field),
+        answer=answer,
+        sampled_calls=calls,
     )
 
 
