@@ -45,7 +45,8 @@ class _LoadedModel:
         if on_gpu:
             library = ctypes.CDLL(str(next(libraries.glob("libggml-cpu.so*"))))
             library.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
-            self._overrides = (_BufferOverride * 2)((EXPERT_TENSORS, library.ggml_backend_cpu_buffer_type()))
+            host = _BufferOverride(EXPERT_TENSORS, library.ggml_backend_cpu_buffer_type())
+            self._overrides = (_BufferOverride * 2)(host)  # the second one, empty, ends the list
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
         self.handle = self._core.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:

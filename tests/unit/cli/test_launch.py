@@ -47,7 +47,8 @@ def test_a_running_daemon_is_used(daemon: FakeDaemon) -> None:
 def test_a_daemon_that_ends_is_reported_with_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinatod.cli.launch._RIVAL_WAIT_S", 0.2)
     settings = Settings(port=free_port())
-    program = "import os; print(os.getcwd(), os.environ['OSTINATO_HOME']); raise SystemExit('no \\x1b[31mmemory')"
+    told = "print(os.getcwd(), os.environ['OSTINATO_HOME'], flush=True)"
+    program = f"import os; {told}; raise SystemExit('no \\x1b[31mmemory')"
     home = locations.data_dir()
     monkeypatch.chdir(home.parent)
     monkeypatch.setenv("OSTINATO_HOME", home.name)
