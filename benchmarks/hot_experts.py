@@ -35,24 +35,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinatod.bindings import Bindings, PlacementOptions, load_bindings
+from ostinatod.bindings import EXPERT_TENSORS, Bindings, PlacementOptions, load_bindings
 
 PROFILE_TOKENS = 4096
 CHECK_PREFILL = 249
 CHECK_DECODE = 32
-EXPERTS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-
-
-class BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override"""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 class Run:
     """One loaded model with one context."""
 
-    def __init__(self, bindings: Bindings, libraries: Path, model: Path, setting: dict[str, Any], n_ctx: int) -> None:
+    def __init__(self, bindings: Bindings, model: Path, setting: dict[str, Any], n_ctx: int) -> None:
         self.bindings = bindings
         self.core: Any = bindings.llama_cpp.llama_cpp
         core = self.core
@@ -61,14 +54,10 @@ class Run:
         params.use_extra_bufts = False
         modes = {"mmap": core.LLAMA_LOAD_MODE_MMAP, "none": core.LLAMA_LOAD_MODE_NONE}
         params.load_mode = modes[setting.get("load_mode", "mmap")]
-        ggml_cpu = ctypes.CDLL(str(next(libraries.glob("libggml-cpu.so*"))))
-        ggml_cpu.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
-        cpu = ggml_cpu.ggml_backend_cpu_buffer_type()
-        patterns = [EXPERTS]
+        patterns = [EXPERT_TENSORS]
         if setting["kind"] == "stock":
-            patterns = [rb"blk\.%d" % layer + EXPERTS for layer in range(setting.get("cpu_layers", 0))]
-        self._overrides = (BufferOverride * (len(patterns) + 1))(*[(p, cpu) for p in patterns], (None, None))
-        params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
+            patterns = [rb"blk\.%d" % layer + EXPERT_TENSORS for layer in range(setting.get("cpu_layers", 0))]
+        self._overrides = bindings.keep_in_host_memory(params, patterns)
         started = time.monotonic()
         self.model = core.llama_model_load_from_file(str(model).encode(), params)
         if not self.model:
@@ -131,9 +120,8 @@ def measure(arguments: argparse.Namespace, setting: dict[str, Any], out: Path) -
     elif setting.get("profile"):
         bindings.count_routes(True)
     try:
-        run = Run(
-            bindings, arguments.libraries, arguments.model, setting, arguments.depth + max(arguments.lengths) + 512
-        )
+        n_ctx = max(arguments.depth, PROFILE_TOKENS) + max(arguments.lengths) + 512
+        run = Run(bindings, arguments.model, setting, n_ctx)
         result: dict[str, Any] = {"setting": setting, "load_s": round(run.load_s, 2)}
 
         tokens = rng.integers(0, run.n_vocab, PROFILE_TOKENS).astype(np.int32)

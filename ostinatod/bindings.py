@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,9 @@ LLAMA_CPP_COMMIT = "0c1e57098"
 _LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _REBUILD = "Run `ostinato engine build` to build the engine and its bindings anew."
 
+EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of the tensors that hold a layer's experts, as llama.cpp's --cpu-moe matches them."""
+
 # ostinato_struct ids, in the order of the header, with the class that mirrors each.
 _MIRRORED_STRUCTS = ("llama_model_params", "llama_context_params", "llama_batch")
 
@@ -57,6 +61,12 @@ class _Config(ctypes.Structure):
         ("upload_tokens", ctypes.c_uint32),
         ("upload_all_tokens", ctypes.c_uint32),
     )
+
+
+class _BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override"""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 class _DeviceStatus(ctypes.Structure):
@@ -233,6 +243,19 @@ class Bindings:
             ctypes.c_size_t,
             ctypes.POINTER(ctypes.c_size_t),
         )
+
+    def keep_in_host_memory(self, params: Any, patterns: Sequence[bytes] = (EXPERT_TENSORS,)) -> object:
+        """Let a model that is loaded with `params` keep the tensors whose names match in plain host memory.
+
+        Experts of layers on GPUs must be there to be placed. The result must live until the model is loaded.
+        """
+        ggml_cpu = ctypes.CDLL(str(next(Path(self._library._name).parent.glob("libggml-cpu.so*"))))
+        ggml_cpu.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+        buffer_type = ggml_cpu.ggml_backend_cpu_buffer_type()
+        overrides = [_BufferOverride(pattern, buffer_type) for pattern in patterns]
+        array = (_BufferOverride * (len(overrides) + 1))(*overrides)  # the last one, empty, ends the list
+        params.tensor_buft_overrides = ctypes.cast(array, ctypes.c_void_p)
+        return array
 
     def count_routes(self, enabled: bool) -> None:
         """Count the routes of models that are loaded from now on."""

@@ -7,7 +7,6 @@ one a line: {"step": text} while it works, then {"noise", "cases": [{"placement"
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,31 +22,20 @@ PASSES = (1, 3, 8, 33, 128, 1, 1)
 """Tokens of the successive forward passes: one row per expert, a few, and many."""
 
 CONTEXT_TOKENS = 512
-EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 LOG_LEVEL_ERROR = 4
 """GGML_LOG_LEVEL_ERROR"""
-
-
-class _BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override"""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 class _LoadedModel:
     """A model in this process; its experts are in host memory as the file has them, so that they can be placed."""
 
-    def __init__(self, bindings: Bindings, libraries: Path, path: Path, *, on_gpu: bool) -> None:
+    def __init__(self, bindings: Bindings, path: Path, *, on_gpu: bool) -> None:
         self._core: Any = bindings.llama_cpp.llama_cpp
         params = self._core.llama_model_default_params()
         params.use_extra_bufts = False
         params.n_gpu_layers = 99 if on_gpu else 0
         if on_gpu:
-            library = ctypes.CDLL(str(next(libraries.glob("libggml-cpu.so*"))))
-            library.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
-            host = _BufferOverride(EXPERT_TENSORS, library.ggml_backend_cpu_buffer_type())
-            self._overrides = (_BufferOverride * 2)(host)  # the second one, empty, ends the list
-            params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
+            self._overrides = bindings.keep_in_host_memory(params)
         self.handle = self._core.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise RuntimeError(f"{path} cannot be loaded")
@@ -101,11 +89,11 @@ def nmse(values: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     return float(((values - exact) ** 2).sum() / (exact**2).sum())
 
 
-def compare(bindings: Bindings, libraries: Path, path: Path, *, on_gpu: bool) -> dict[str, Any]:
+def compare(bindings: Bindings, path: Path, *, on_gpu: bool) -> dict[str, Any]:
     """The stock nodes against every placement. Raises EngineError where the model cannot be placed."""
     rng = np.random.default_rng(3)
     _tell("the stock nodes")
-    stock = _LoadedModel(bindings, libraries, path, on_gpu=on_gpu)
+    stock = _LoadedModel(bindings, path, on_gpu=on_gpu)
     tokens = rng.integers(0, stock.n_vocab, sum(PASSES)).tolist()
     reference = stock.logits(tokens)
     noise = nmse(stock.logits(tokens, (sum(PASSES),)), reference)
@@ -114,7 +102,7 @@ def compare(bindings: Bindings, libraries: Path, path: Path, *, on_gpu: bool) ->
     cases = []
     for name, hot in placements((n_layers, n_experts)).items():
         _tell(name)
-        model = _LoadedModel(bindings, libraries, path, on_gpu=on_gpu)
+        model = _LoadedModel(bindings, path, on_gpu=on_gpu)
         bindings.set_residency(model.handle, hot)
         values = model.logits(tokens)
         cases.append(
@@ -147,7 +135,7 @@ def main(libraries: str, model: str, backend: str) -> None:
     core.llama_backend_init()
     bindings.count_routes(True)
     bindings.configure(placement=PlacementOptions())
-    print(json.dumps(compare(bindings, Path(libraries), Path(model), on_gpu=backend == "cuda")), flush=True)
+    print(json.dumps(compare(bindings, Path(model), on_gpu=backend == "cuda")), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from ostinatod.cli.app import cli
 from ostinatod.cli.verify import NOISE_SHARE, is_same
+from ostinatod.installer.engine_build import EngineBuild
+from tests.e2e.conftest import RunWorker
 
 
 @pytest.mark.engine
@@ -37,3 +39,9 @@ def test_noise_and_repetition_decide() -> None:
     assert is_same(case(NOISE_SHARE * 1e-4), 1e-4)
     assert not is_same(case(NOISE_SHARE * 1.1e-4), 1e-4)
     assert not is_same(case(0.0, repeats=False), 1e-4)
+
+
+@pytest.mark.engine
+def test_a_model_loads_with_its_experts_kept_in_host_memory(run_worker: RunWorker, engine_build: EngineBuild) -> None:
+    found = run_worker("host_experts", engine_build.library_directory)
+    assert (int(found["n_layers"]), bool(found["overridden"])) == (8, True)

@@ -30,23 +30,8 @@ CONTEXT_TYPE_MTP = 1
 Device = Literal["cpu", "gpu", "gpu_host_experts"]
 """Where a model's layers are; in the last case their experts stay in host memory, as a placement wants them."""
 
-EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-
 Output = Literal["logits", "embeddings", "draft"]
 """What is compared: logits, the embeddings of a model that has no others, or the logits of its draft layer."""
-
-
-class BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override"""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
-def _cpu_buffer_type(core: Any) -> int:
-    library = ctypes.CDLL(str(next(Path(core._lib._name).parent.glob("libggml-cpu.so*"))))
-    library.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
-    buffer_type: int = library.ggml_backend_cpu_buffer_type()
-    return buffer_type
 
 
 class Model:
@@ -63,8 +48,7 @@ class Model:
         params.load_mtp = True
         params.n_gpu_layers = 0 if device == "cpu" else 99
         if device == "gpu_host_experts":
-            self._overrides = (BufferOverride * 2)((EXPERT_TENSORS, _cpu_buffer_type(self._core)), (None, None))
-            params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
+            self._overrides = bindings.keep_in_host_memory(params)
         self.handle = self._core.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise RuntimeError(f"{path} cannot be loaded")
