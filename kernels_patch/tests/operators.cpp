@@ -211,15 +211,10 @@ double nmse(const std::vector<float> & values, const std::vector<double> & refer
     return error/total;
 }
 
-ostinato_host_expert host_expert(const ostinato_expert_ffn & ffn, int32_t expert) {
-    const auto at = [expert](const ggml_tensor * t) { return t ? (const char *) t->data + expert*t->nb[2] : nullptr; };
-    return { at(ffn.gate), at(ffn.up), at(ffn.gate_up), at(ffn.down) };
-}
-
 ostinato_expert_pool make_pool(const std::vector<ostinato_pool_layer> & layers, const ostinato_expert_pool::hot_sets & hot) {
     const ostinato_pool_memory memory = { ggml_backend_cpu_buffer_type() };
     ostinato_expert_pool pool(layers, memory, ostinato_expert_pool::bytes_for(layers, hot, memory));
-    pool.set_hot(hot, [&](size_t layer, int32_t expert) { return host_expert(*layers[layer].ffn, expert); });
+    pool.set_hot(hot, [&](size_t layer, int32_t expert) { return ostinato_expert_in_tensors(*layers[layer].ffn, expert); });
     return pool;
 }
 
@@ -457,7 +452,7 @@ void check_pool_moves() {
             std::shuffle(experts.begin(), experts.end(), random);
             experts.resize(random() % (experts.size() + 1));
         }
-        pool.set_hot(hot, [&](size_t layer, int32_t expert) { return host_expert(*layers[layer].ffn, expert); });
+        pool.set_hot(hot, [&](size_t layer, int32_t expert) { return ostinato_expert_in_tensors(*layers[layer].ffn, expert); });
         for (size_t i = 0; i < layers.size(); ++i) {
             const int32_t * table = (const int32_t *) pool.index_table(i)->data;
             std::set<int32_t> slots;

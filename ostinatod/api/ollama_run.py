@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -22,11 +21,11 @@ from ostinatod.api.ollama_requests import (
     chat_fields,
     generate_fields,
 )
+from ostinatod.api.openai import resolve_model
 from ostinatod.api.relay import EngineRelay
 from ostinatod.api.state import Services, ServicesDep
 from ostinatod.api.streaming import NdjsonResponse
 from ostinatod.config import parse_duration_s
-from ostinatod.errors import RequestError
 from ostinatod.store.records import ModelRecord
 
 _CHAT = "/v1/chat/completions"
@@ -34,6 +33,8 @@ _COMPLETION = "/v1/completions"
 _EMBEDDINGS = "/v1/embeddings"
 
 MAX_EMBEDDING_INPUTS = 2048
+
+EMBED_PATH = "/api/embed"
 
 router = APIRouter()
 
@@ -63,7 +64,7 @@ class EmbeddingsRequest(ModelName):
 @router.post("/api/chat")
 async def chat(wanted: ChatRequest, services: ServicesDep) -> Response:
     """The next message of a conversation."""
-    record = await _resolve(services, wanted.model, embeds=False)
+    record = await resolve_model(services, wanted.model, embeds=False, embeddings_path=EMBED_PATH)
     if not wanted.messages:
         return await _load_or_unload(services, record, wanted, "chat")
     fields = chat_fields(wanted, _context(services, record))
@@ -73,7 +74,7 @@ async def chat(wanted: ChatRequest, services: ServicesDep) -> Response:
 @router.post("/api/generate")
 async def generate(wanted: GenerateRequest, services: ServicesDep) -> Response:
     """The answer to one prompt, behind the model's chat template unless it is `raw` or the model has none."""
-    record = await _resolve(services, wanted.model, embeds=False)
+    record = await resolve_model(services, wanted.model, embeds=False, embeddings_path=EMBED_PATH)
     if not wanted.prompt:
         return await _load_or_unload(services, record, wanted, "generate")
     as_chat = record.shape.has_chat_template and not wanted.raw
@@ -84,7 +85,7 @@ async def generate(wanted: GenerateRequest, services: ServicesDep) -> Response:
 @router.post("/api/embed")
 async def embed(wanted: EmbedRequest, services: ServicesDep) -> Response:
     """One vector per input."""
-    record = await _resolve(services, wanted.model, embeds=True)
+    record = await resolve_model(services, wanted.model, embeds=True, embeddings_path=EMBED_PATH)
     if wanted.input in ("", []):
         await services.loaded.load(record, lambda _: None, keep_alive_s=_keep_alive_s(wanted.keep_alive))
         return JSONResponse({"model": wanted.model, "embeddings": []})
@@ -95,7 +96,7 @@ async def embed(wanted: EmbedRequest, services: ServicesDep) -> Response:
 @router.post("/api/embeddings")
 async def embeddings(wanted: EmbeddingsRequest, services: ServicesDep) -> Response:
     """One vector."""
-    record = await _resolve(services, wanted.model, embeds=True)
+    record = await resolve_model(services, wanted.model, embeds=True, embeddings_path=EMBED_PATH)
     if not wanted.prompt:
         await services.loaded.load(record, lambda _: None, keep_alive_s=_keep_alive_s(wanted.keep_alive))
         return JSONResponse({"embedding": []})
@@ -136,18 +137,6 @@ def _relay(
         answer=answer,
         sampled_calls=calls,
     )
-
-
-async def _resolve(services: Services, model: str, *, embeds: bool) -> ModelRecord:
-    """The model. Raises RequestError if it is of the wrong kind, before minutes are spent on loading it."""
-    record = await asyncio.to_thread(services.store.resolve, model)
-    if record.shape.is_embedding and not embeds:
-        raise RequestError(f"{record.name} is an embedding model", hint="Use it with /api/embed")
-    if embeds and not record.shape.is_embedding:
-        raise RequestError(
-            f"{record.name} does not make embeddings", hint="Pull an embedding model: ostinato pull ORG/REPO"
-        )
-    return record
 
 
 async def _load_or_unload(

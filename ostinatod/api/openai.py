@@ -71,11 +71,13 @@ async def _relay(
     )
 
 
-async def resolve_model(services: Services, name: str, *, embeds: bool) -> ModelRecord:
+async def resolve_model(
+    services: Services, name: str, *, embeds: bool, embeddings_path: str = "/v1/embeddings"
+) -> ModelRecord:
     """The model of that name. Raises RequestError for the wrong kind, before minutes are spent on loading it."""
     record = await asyncio.to_thread(services.store.resolve, name)
     if record.shape.is_embedding and not embeds:
-        raise RequestError(f"{record.name} is an embedding model", hint="Use it with /v1/embeddings")
+        raise RequestError(f"{record.name} is an embedding model", hint=f"Use it with {embeddings_path}")
     if embeds and not record.shape.is_embedding:
         raise RequestError(
             f"{record.name} does not make embeddings", hint="Pull an embedding model: ostinato pull ORG/REPO"

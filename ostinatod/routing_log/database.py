@@ -85,18 +85,6 @@ def unavailable(file: Path, error: Exception) -> RoutingLogUnavailable:
     return RoutingLogUnavailable(f"the routing log is off because of: {error}", hint=f"Check {file}")
 
 
-@contextmanager
-def transaction(db: Database) -> Iterator[None]:
-    """One write transaction, taken at its start; rolled back if the block raises."""
-    db.execute("begin immediate")
-    try:
-        yield
-    except BaseException:
-        db.rollback()
-        raise
-    db.commit()
-
-
 def used_bytes(db: Database) -> int:
     """Bytes that the contents take, without pages that are free."""
     pages, free, page_bytes = (

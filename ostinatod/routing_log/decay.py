@@ -16,8 +16,9 @@ import logging
 from sqlite_utils import Database
 
 from ostinatod.routing_log.counts import RouteCounts, decode_phases, encode_phases
-from ostinatod.routing_log.database import release_free_pages, transaction, used_bytes
+from ostinatod.routing_log.database import release_free_pages, used_bytes
 from ostinatod.routing_log.operations import MERGED, delete_counts_without_request
+from ostinatod.transactions import immediate
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def decay(db: Database, cap_bytes: int) -> int:
         return 0
     merged = 0
     while used_bytes(db) > cap_bytes * TARGET:
-        with transaction(db):
+        with immediate(db):
             step = merge_oldest_sessions(db)
             # What is left are requests: of one huge session, or of none.
             dropped = 0 if step else _drop_oldest_requests(db)

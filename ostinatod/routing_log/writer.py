@@ -31,12 +31,12 @@ from ostinatod.routing_log.database import (
     WRITE_BUSY_S,
     open_for_writing,
     release_free_pages,
-    transaction,
     unavailable,
 )
 from ostinatod.routing_log.decay import decay
 from ostinatod.routing_log.operations import Forgotten, Selection, add_request, forget
 from ostinatod.routing_log.records import RequestRecord
+from ostinatod.transactions import immediate
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class RoutingLog:
         """Delete what is selected, and its traces in the files. Blocks. Raises RoutingLogUnavailable."""
 
         def work(db: Database) -> Forgotten:
-            with transaction(db):
+            with immediate(db):
                 forgotten = forget(db, selection)
             release_free_pages(db)
             return forgotten
@@ -203,7 +203,7 @@ class RoutingLog:
             return
 
         def work(db: Database) -> None:
-            with transaction(db):
+            with immediate(db):
                 for record in records:
                     add_request(db, record)
 

@@ -21,6 +21,7 @@ from sqlite_utils import Database
 
 from ostinatod.store.migrations import catalogue_migrations
 from ostinatod.store.records import ModelRecord, ModelShape
+from ostinatod.transactions import immediate
 
 _BUSY_S = 30.0
 
@@ -119,7 +120,7 @@ class Catalogue:
     @contextmanager
     def _writing(self) -> Iterator[Database]:
         self._bring_up_to_date()
-        with self._connection() as db, _immediate(db):
+        with self._connection() as db, immediate(db):
             yield db
 
     @contextmanager
@@ -141,21 +142,9 @@ class Catalogue:
             os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))
             with self._connection() as db:
                 db.enable_wal()
-                with _immediate(db):
+                with immediate(db):
                     catalogue_migrations().apply(db)
             self._is_current = True
-
-
-@contextmanager
-def _immediate(db: Database) -> Iterator[None]:
-    """One write transaction that waits for others at its start; one that became a writer later could only fail."""
-    db.execute("begin immediate")
-    try:
-        yield
-    except BaseException:
-        db.rollback()
-        raise
-    db.commit()
 
 
 def _entry(db: Database, row: Mapping[str, Any]) -> Entry:

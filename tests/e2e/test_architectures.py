@@ -29,6 +29,7 @@ from ostinatod.installer.job_count import default_jobs
 from ostinatod.installer.source_fetch import unpack_pinned
 from ostinatod.installer.toolchain import find_toolchain
 from ostinatod.installer.upstream import read_upstream
+from ostinatod.verification import nmse
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -179,11 +180,6 @@ def table() -> Iterator[list[Measurement]]:
         head = ["architecture", "weights", "stock, one pass", *PLACEMENTS, "same token", "without every second expert"]
         lines = [f"| {' | '.join(head)} |", "|---|---|" + "---|" * (len(head) - 2), *(m.row() for m in measurements)]
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def nmse(outputs: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    difference = outputs.astype(np.float64) - reference
-    return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())
 
 
 def allowed_nmse(file: str, noise: float) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from ostinatod.installer.engine_build import EngineBuild
+from ostinatod.verification import nmse
 from tests.e2e.conftest import RunWorker
 
 pytestmark = pytest.mark.engine
@@ -15,11 +14,6 @@ MIXED_NMSE = 1e-3
 """Hot and cold routes are summed apart, so a token's sum is rounded in another order; layers amplify that, most where
 a router's choice is nearly a tie. Measured here: 1.9e-4 (half), 8.2e-5 (random) and 1.2e-4 (all cold). The stock nodes
 differ from themselves by 4.9e-4 when the same 173 tokens are read in one pass instead of five."""
-
-
-def nmse(logits: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    difference = logits.astype(np.float64) - reference
-    return float((difference**2).sum() / (reference.astype(np.float64) ** 2).sum())
 
 
 def test_a_pool_that_holds_every_expert_changes_no_bit(run_worker: RunWorker, engine_build: EngineBuild) -> None:

@@ -235,14 +235,6 @@ bool ostinato_cold_workers::serve_one() {
     return false;
 }
 
-int64_t ostinato_cold_layer::expert_bytes() const {
-    int64_t bytes = 0;
-    for (const ggml_tensor * weight : { ffn->gate, ffn->up, ffn->gate_up, ffn->down }) {
-        bytes += weight ? weight->nb[2] : 0;
-    }
-    return bytes;
-}
-
 // Sorts the cold routes by expert, then by route: the order in which the GPU listed them is not the same twice.
 void ostinato_cold_workers::serve(ostinato_cold_client & client) {
     const int64_t begin_ns = now_ns();
@@ -300,7 +292,7 @@ const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & laye
 void ostinato_cold_workers::upload_experts(
         ostinato_cold_client & client, const ostinato_cold_layer & layer, const ostinato_expert_ffn & staging) {
     const ostinato_mailbox & mailbox = *client.mailbox;
-    const int64_t bytes = layer.expert_bytes();
+    const int64_t bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
 
     rows.clear();
     for (size_t g = 0; g < groups.size(); g += 2) {
@@ -402,7 +394,7 @@ double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const s
         best = run == 0 || seconds < best ? seconds : best;
     }
     is_active.store(was_active);
-    return best/((double) experts.size()*layer.expert_bytes());
+    return best/((double) experts.size()*ostinato_expert_bytes(*layer.ffn));
 }
 
 void ostinato_cold_workers::compute(int ith) {

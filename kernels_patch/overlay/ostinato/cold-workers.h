@@ -28,8 +28,6 @@ struct ostinato_cold_layer {
     // Upload path: the staging buffer as the layer's experts, and which experts are in page-locked memory.
     const ostinato_expert_ffn * staging = nullptr; // nullptr: the layer has none
     const uint8_t * pinned = nullptr;              // (n_experts)
-
-    int64_t expert_bytes() const; // all its weights
 };
 
 // When a client's experts are uploaded, in tokens of a pass.

@@ -257,6 +257,19 @@ bool operator==(const ostinato_expert_ffn & a, const ostinato_expert_ffn & b) {
     return rest(a) == rest(b);
 }
 
+ostinato_host_expert ostinato_expert_in_tensors(const ostinato_expert_ffn & ffn, int32_t expert) {
+    const auto at = [expert](const ggml_tensor * t) { return t ? (const char *) t->data + expert*t->nb[2] : nullptr; };
+    return { at(ffn.gate), at(ffn.up), at(ffn.gate_up), at(ffn.down) };
+}
+
+size_t ostinato_expert_bytes(const ostinato_expert_ffn & ffn) {
+    size_t bytes = 0;
+    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        bytes += weight ? weight->nb[2] : 0;
+    }
+    return bytes;
+}
+
 size_t ostinato_cold_scratch_bytes(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) {
     return scratch_layout(ffn, n_routes, n_tokens).total;
 }

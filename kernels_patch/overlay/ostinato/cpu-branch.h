@@ -75,6 +75,12 @@ struct ostinato_host_expert {
     const char * down    = nullptr;
 };
 
+// Where it is in the layer's tensors.
+ostinato_host_expert ostinato_expert_in_tensors(const ostinato_expert_ffn & ffn, int32_t expert);
+
+// Bytes of all weights of one expert.
+size_t ostinato_expert_bytes(const ostinato_expert_ffn & ffn);
+
 // What the threads of a step share. Zeroed before the first of them enters.
 struct ostinato_team {
     int32_t arrivals;

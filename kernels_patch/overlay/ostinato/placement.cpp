@@ -41,14 +41,6 @@ static bool is_pinned(const ggml_tensor * t) {
     return t && t->buffer && strstr(ggml_backend_buffer_name(t->buffer), "_Host") != nullptr;
 }
 
-static size_t expert_bytes(const ostinato_expert_ffn & ffn) {
-    size_t bytes = 0;
-    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
-        bytes += weight ? weight->nb[2] : 0;
-    }
-    return bytes;
-}
-
 // The copying kernel moves 16 bytes at a time.
 static bool is_copied_whole(const ostinato_expert_ffn & ffn) {
     for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
@@ -81,9 +73,8 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
             throw std::runtime_error(where + ": " + reason + "; experts stay plain in host memory with --cpu-moe --no-repack");
         }
         std::vector<ostinato_host_expert> & experts = host.emplace_back(layer.n_experts);
-        const auto at = [](const ggml_tensor * t, int32_t e) { return t ? (const char *) t->data + e*t->nb[2] : nullptr; };
         for (int32_t e = 0; e < layer.n_experts; ++e) {
-            experts[e] = { at(layer.ffn->gate, e), at(layer.ffn->up, e), at(layer.ffn->gate_up, e), at(layer.ffn->down, e) };
+            experts[e] = ostinato_expert_in_tensors(*layer.ffn, e);
         }
         places.emplace_back(layer.n_experts, nullptr);
         pinned.emplace_back(layer.n_experts, is_pinned(layer.ffn->down));
@@ -316,9 +307,7 @@ void ostinato_placement::place_cold(const hot_sets & hot) {
                     arena->release(place, record_bytes(i));
                     place = nullptr;
                     pinned[i][e] = 0;
-                    const auto at = [e](const ggml_tensor * t) { return t ? (const char *) t->data + e*t->nb[2] : nullptr; };
-                    const ostinato_expert_ffn & ffn = *layers[i].ffn;
-                    host[i][e] = { at(ffn.gate), at(ffn.up), at(ffn.gate_up), at(ffn.down) };
+                    host[i][e] = ostinato_expert_in_tensors(*layers[i].ffn, e);
                 }
                 if (!is_leaving && !is_hot[e] && !place && (place = arena->allocate(record_bytes(i)))) {
                     transfers.push_back({ i, e });
@@ -427,7 +416,7 @@ void ostinato_placement::add_staging(group & g, size_t bytes) {
         if (!is_copied_whole(*layer.ffn)) {
             continue;
         }
-        record[i] = expert_bytes(*layer.ffn);
+        record[i] = ostinato_expert_bytes(*layer.ffn);
         wanted = std::max(wanted, record[i]*layer.n_experts);
     }
     constexpr size_t TAILS = 4*128*1024; // alignment, and what tiled kernels read past a tensor's end

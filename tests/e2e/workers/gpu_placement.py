@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ostinatod.bindings import PlacementOptions, load_bindings
+from ostinatod.verification import nmse
 from tests.e2e.workers.architecture import LOG_LEVEL_ERROR, placements
 from tests.e2e.workers.placement import UBATCHES, Model
 
@@ -32,12 +32,6 @@ MODES = {
 
 POOL_SHARE = {"split": 1.0, "choice": 0.75, "upload": 0.75}
 """Of the size of the file: with uploads not everything may be hot."""
-
-
-def nmse(values: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    """Squared error over squared reference."""
-    exact = reference.astype(np.float64)
-    return float(((values - exact) ** 2).sum() / (exact**2).sum())
 
 
 def main(libraries: str, model_path: str, out: str) -> None:

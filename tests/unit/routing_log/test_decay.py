@@ -9,9 +9,10 @@ from sqlite_utils import Database
 
 from ostinatod.routing_log import reader
 from ostinatod.routing_log.counts import RouteCounts
-from ostinatod.routing_log.database import open_for_writing, transaction, used_bytes
+from ostinatod.routing_log.database import open_for_writing, used_bytes
 from ostinatod.routing_log.decay import TARGET, decay, merge_oldest_sessions
 from ostinatod.routing_log.operations import Selection, add_request, forget
+from ostinatod.transactions import immediate
 from tests.unit.routing_log.conftest import MODEL, counts, request
 
 SEED = 6
@@ -26,7 +27,7 @@ def db(file: Path) -> Iterator[Database]:
 
 def add_sessions(db: Database, *numbers: int, routes: RouteCounts | None = None, fingerprint: str = MODEL) -> None:
     """A session for each number, of one request at that second."""
-    with transaction(db):
+    with immediate(db):
         for number in numbers:
             session = f"session-{number}"
             add_request(db, request(number, session=session, fingerprint=fingerprint, counts=routes or counts(20, 10)))
@@ -69,7 +70,7 @@ def test_the_file_shrinks_with_its_contents(db: Database, file: Path) -> None:
 def test_merged_counts_are_halved_by_every_later_merge(db: Database, file: Path) -> None:
     add_sessions(db, 1, 2, 3)
     for _ in range(2):
-        with transaction(db):
+        with immediate(db):
             assert merge_oldest_sessions(db) == 1
     merged, latest = reader.sessions(MODEL, file)
     # Session 1 weighs a half, session 2 all: 20/2 + 20 and 10/2 + 10.
@@ -91,7 +92,7 @@ def test_each_model_has_its_own_merged_sessions(db: Database, file: Path) -> Non
     add_sessions(db, *range(1, 9))
     add_sessions(db, 0, fingerprint=other)
     add_sessions(db, *range(10, 17))
-    with transaction(db):
+    with immediate(db):
         merge_oldest_sessions(db)
     assert [session.is_merged for session in reader.sessions(other, file)] == [True]
     assert [session.is_merged for session in reader.sessions(MODEL, file)][:2] == [True, False]
@@ -101,14 +102,14 @@ def test_counts_of_another_shape_replace_those_that_were_merged(db: Database, fi
     add_sessions(db, 1)
     add_sessions(db, 2, 3, routes=counts(6, 4, layers=3))
     for _ in range(2):
-        with transaction(db):
+        with immediate(db):
             merge_oldest_sessions(db)
     assert reader.sessions(MODEL, file)[0].routes == 30
 
 
 def test_old_requests_without_a_session_go_with_their_time(db: Database, file: Path) -> None:
     add_sessions(db, 1, 20)
-    with transaction(db):
+    with immediate(db):
         add_request(db, request(0, session=None, kind="side"))
         add_request(db, request(15, session=None, kind="side"))
         merge_oldest_sessions(db)
@@ -118,8 +119,8 @@ def test_old_requests_without_a_session_go_with_their_time(db: Database, file: P
 def test_merged_sessions_are_forgotten_with_the_earliest_of_them(db: Database, file: Path) -> None:
     add_sessions(db, 1, 5, 20)
     for _ in range(2):
-        with transaction(db):
+        with immediate(db):
             merge_oldest_sessions(db)
-    with transaction(db):
+    with immediate(db):
         assert forget(db, Selection(before=3.0)).sessions == 1
     assert [session.session for session in reader.sessions(MODEL, file)] == ["session-20"]

@@ -11,10 +11,11 @@ import pytest
 from ostinatod.errors import RoutingLogUnavailable
 from ostinatod.profiles.route_log import total_counts
 from ostinatod.routing_log import reader
-from ostinatod.routing_log.database import open_for_writing, transaction
+from ostinatod.routing_log.database import open_for_writing
 from ostinatod.routing_log.operations import KEPT_REQUEST_COUNTS, Selection, add_request
 from ostinatod.routing_log.writer import RoutingLog
 from ostinatod.sessions.prefix_break import PrefixBreak
+from ostinatod.transactions import immediate
 from tests.conftest import eventually
 from tests.unit.routing_log.conftest import MODEL, OpenLog, counts, request
 
@@ -136,7 +137,7 @@ def test_requests_are_told_latest_first_in_pages_and_by_what_they_belong_to(log:
 
 def test_only_the_latest_requests_keep_counts_of_their_own(file: Path) -> None:
     db = open_for_writing(file)
-    with transaction(db):
+    with immediate(db):
         for number in range(KEPT_REQUEST_COUNTS + 2):
             add_request(db, request(number))
     db.close()
