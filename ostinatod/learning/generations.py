@@ -23,6 +23,7 @@ from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.capacity import FROM_ENGINE, Capacity
 from ostinatod.learning.schema import learning_migrations
 from ostinatod.profiles.residency import Residency, decode_residency, encode_residency, write_residency
+from ostinatod.transactions import enable_wal
 
 Source = Literal["day0", "imatrix", "learned", "undo", "file"]
 State = Literal["active", "superseded", "rolled_back"]
@@ -204,7 +205,7 @@ class Generations:
             db = Database(sqlite3.connect(self._file, timeout=_BUSY_S), execute_plugins=False)
             try:
                 if not self._is_current:
-                    db.enable_wal()
+                    enable_wal(db, _BUSY_S)
                     learning_migrations().apply(db)
                     self._is_current = True
             except BaseException:

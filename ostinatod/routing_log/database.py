@@ -12,6 +12,7 @@ from sqlite_utils import Database
 
 from ostinatod.errors import RoutingLogUnavailable
 from ostinatod.routing_log.schema import require_known_schema, routing_log_migrations
+from ostinatod.transactions import enable_wal
 
 WRITE_BUSY_S = 5.0
 READ_BUSY_S = 5.0
@@ -43,7 +44,7 @@ def open_for_writing(file: Path, *, busy_s: float = WRITE_BUSY_S) -> Database:
         require_known_schema(db)
         # Before the first table: later it would need a rewrite of the file.
         db.execute("pragma auto_vacuum = incremental")
-        db.enable_wal()
+        enable_wal(db, busy_s)
         # Enough in WAL mode: a power failure may take the last requests, never the database; a killed process nothing.
         db.execute("pragma synchronous = normal")
         # What is forgotten is overwritten.

@@ -21,7 +21,7 @@ from sqlite_utils import Database
 
 from ostinatod.store.migrations import catalogue_migrations
 from ostinatod.store.records import ModelRecord, ModelShape
-from ostinatod.transactions import immediate
+from ostinatod.transactions import enable_wal, immediate
 
 _BUSY_S = 30.0
 
@@ -141,7 +141,7 @@ class Catalogue:
             # Created here because SQLite would make it readable by everyone.
             os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))
             with self._connection() as db:
-                db.enable_wal()
+                enable_wal(db, _BUSY_S)
                 with immediate(db):
                     catalogue_migrations().apply(db)
             self._is_current = True
