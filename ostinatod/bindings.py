@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ostinatod.errors import AbiMismatch, EngineError
 from ostinatod.profiles.residency import ExpertLayout, Residency, hot_lists
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -60,6 +60,7 @@ class _Config(ctypes.Structure):
         ("timeout_ms", ctypes.c_uint32),
         ("upload_tokens", ctypes.c_uint32),
         ("upload_all_tokens", ctypes.c_uint32),
+        ("link_percent", ctypes.c_int32),
     )
 
 
@@ -86,6 +87,9 @@ class _DeviceStatus(ctypes.Structure):
         ("cpu_row_bytes_per_s", ctypes.c_double),
         ("cpu_rows_bytes_per_s", ctypes.c_double),
         ("link_bytes_per_s", ctypes.c_double),
+        ("n_linked", ctypes.c_uint64),
+        ("link_columns", ctypes.c_int32),
+        ("hidden_columns", ctypes.c_int32),
     )
 
 
@@ -127,6 +131,10 @@ class ResidencyStatus:
     pool_bytes: int
 
 
+NEVER = 2**32 - 1
+"""As `upload_tokens`: no pass uploads."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
     """How models loaded from now on divide their experts. Zero stands for the engine's own choice.
@@ -134,11 +142,12 @@ class PlacementOptions:
     two_branches     divide them also without a residency set; none is hot at first
     pool_bytes       most memory of each GPU for hot experts
     margin_bytes     memory of each GPU that stays free
-    pin_bytes        most host memory to page-lock for cold experts
+    pin_bytes        most host memory to page-lock for cold experts; else what the system can spare
     n_threads        of the CPU branch of layers on GPUs; the first model of a process decides
     timeout_ms       the longest wait of a GPU for the CPU branch
-    upload_tokens    passes of so many tokens may upload cold experts
+    upload_tokens    passes of so many tokens may upload cold experts; NEVER for none
     upload_all_tokens  in passes of so many, the CPU branch gets only what cannot be uploaded
+    link_percent     of a cold expert's hidden columns, which the GPU reads in place in steps of few tokens; -1 for none
     """
 
     two_branches: bool = False
@@ -149,6 +158,7 @@ class PlacementOptions:
     timeout_ms: int = 0
     upload_tokens: int = 0
     upload_all_tokens: int = 0
+    link_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,10 @@ class DeviceStatus:
     cpu_row_bytes_per_s: float
     cpu_rows_bytes_per_s: float
     link_bytes_per_s: float
+    linked: int
+    """cold routes that the GPU computed a share of in place"""
+    link_columns: int
+    hidden_columns: int
 
 
 @dataclass(frozen=True, slots=True)

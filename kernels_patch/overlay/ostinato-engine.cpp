@@ -8,10 +8,14 @@
 //                                  --no-warmup belongs here too, since warming up goes through all experts on the CPU
 //   --ostinato-pool-mib N          most memory of each GPU for hot experts                  default: what is left
 //   --ostinato-margin-mib N        memory of each GPU that stays free                       default: 1024
-//   --ostinato-pin-mib N           most host memory to page-lock for cold experts           default: no limit
+//   --ostinato-pin-mib N           most host memory to page-lock for cold experts           default: what the system can spare
 //   --ostinato-threads N           of the CPU branch of layers on GPUs                      default: one per physical core, less one
-//   --ostinato-upload-tokens N     passes of so many tokens may upload cold experts         default: never
+//   --ostinato-upload-tokens N     passes of so many tokens may upload cold experts         default: 32
 //   --ostinato-upload-all-tokens N in passes of so many, all that can be are uploaded       default: never; a choice per expert instead
+//   --ostinato-no-uploads          none ever does
+//   --ostinato-link-percent N      of a cold expert's hidden columns that the GPU reads in place in steps of few tokens
+//                                                                                           default: by measured speeds
+//   --ostinato-no-link             none
 //   --ostinato-timeout-ms N        longest wait for the CPU branch                          default: 20000
 
 #include "ostinato.h"
@@ -49,6 +53,9 @@ int main(int argc, char ** argv) {
     uint64_t timeout_ms = 0;
     uint64_t upload_tokens = 0;
     uint64_t upload_all_tokens = 0;
+    uint64_t link_percent = 0;
+    bool has_uploads = true;
+    bool has_link    = true;
     const struct {
         const char * name;
         uint64_t * value;
@@ -56,6 +63,7 @@ int main(int argc, char ** argv) {
         { "--ostinato-pool-mib", &pool_mib }, { "--ostinato-margin-mib", &margin_mib }, { "--ostinato-pin-mib", &pin_mib },
         { "--ostinato-threads", &n_threads }, { "--ostinato-timeout-ms", &timeout_ms },
         { "--ostinato-upload-tokens", &upload_tokens }, { "--ostinato-upload-all-tokens", &upload_all_tokens },
+        { "--ostinato-link-percent", &link_percent },
     };
     std::vector<char *> rest;
     for (int i = 0; i < argc; ++i) {
@@ -81,6 +89,10 @@ int main(int argc, char ** argv) {
             ostinato_set_count_routes(true);
         } else if (strcmp(argv[i], "--ostinato-branches") == 0) {
             config.two_branches = true;
+        } else if (strcmp(argv[i], "--ostinato-no-uploads") == 0) {
+            has_uploads = false;
+        } else if (strcmp(argv[i], "--ostinato-no-link") == 0) {
+            has_link = false;
         } else {
             rest.push_back(argv[i]);
         }
@@ -90,8 +102,9 @@ int main(int argc, char ** argv) {
     config.pin_bytes    = pin_mib*1024*1024;
     config.n_threads    = (int32_t) n_threads;
     config.timeout_ms   = (uint32_t) timeout_ms;
-    config.upload_tokens     = (uint32_t) upload_tokens;
+    config.upload_tokens     = has_uploads ? (uint32_t) upload_tokens : UINT32_MAX;
     config.upload_all_tokens = (uint32_t) upload_all_tokens;
+    config.link_percent      = has_link ? (int32_t) link_percent : -1;
     if (ostinato_configure(&config) != OSTINATO_OK) {
         fprintf(stderr, "--ostinato-%s\n", ostinato_last_error());
         return 1;

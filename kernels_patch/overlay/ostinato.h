@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 3
+#define OSTINATO_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -75,11 +75,12 @@ struct ostinato_config {
     bool two_branches;           // divide experts between two branches also without a residency file: on GPUs as many as fit are hot at first
     uint64_t pool_bytes;         // most memory of each GPU for the expert pool; 0: what is left
     uint64_t margin_bytes;       // memory of each GPU that stays free; 0: 1 GiB
-    uint64_t pin_bytes;          // most host memory to page-lock for cold experts; 0: no limit
+    uint64_t pin_bytes;          // most host memory to page-lock for cold experts; 0: what the system can spare
     int32_t  n_threads;          // of the CPU branch of layers on GPUs, one number per process; 0: one per physical core, less one
     uint32_t timeout_ms;         // the longest wait for the CPU branch; 0: 20 s
-    uint32_t upload_tokens;      // passes of so many tokens may upload cold experts; 0: never
+    uint32_t upload_tokens;      // passes of so many tokens may upload cold experts; 0: 32, UINT32_MAX: never
     uint32_t upload_all_tokens;  // in passes of so many, the CPU branch gets only what cannot be uploaded; 0: never
+    int32_t  link_percent;       // of a cold expert's hidden columns, read in place by the GPU in steps of few tokens; 0: by measured speeds, -1: none
 };
 
 // Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
@@ -161,6 +162,9 @@ struct ostinato_device_status {
     double   cpu_row_bytes_per_s;  // measured speeds: of the CPU branch with one row per expert,
     double   cpu_rows_bytes_per_s; // with 16 rows,
     double   link_bytes_per_s;     // and of uploads; 0 where nothing was measured
+    uint64_t n_linked;       // cold routes that the GPU computed a share of in place
+    int32_t  link_columns;   // that share, of the first layer that has one; 0 for none
+    int32_t  hidden_columns; // and its experts' hidden columns
 };
 
 // Fills devices[0 .. n - 1] and sets `n_devices` to how many there are, 0 where the experts are not divided.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -12,11 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostinatod.installer.engine_build import EngineBuild
+from ostinatod import locations
+from ostinatod.installer.cmake_build import compile_targets
+from ostinatod.installer.engine_build import EngineBuild, kernels_patch_dir
+from ostinatod.installer.job_count import default_jobs
+from ostinatod.installer.source_fetch import unpack_pinned
 from ostinatod.installer.stock_build import build_stock
+from ostinatod.installer.toolchain import find_toolchain
+from ostinatod.installer.upstream import read_upstream
 from ostinatod.models import bundled_file
 
-WORKERS = Path(__file__).parent / "workers"
+ROOT = Path(__file__).parents[2]
 MODEL = bundled_file()
 
 RunWorker = Callable[..., Any]
@@ -28,15 +35,56 @@ def stock_libraries(engine_build: EngineBuild) -> Path:
     return build_stock(lambda progress: None)
 
 
-@pytest.fixture
-def run_worker(tmp_path: Path) -> RunWorker:
-    """Runs a script of tests/e2e/workers on the bundled model and loads the arrays it wrote."""
+@pytest.fixture(scope="session")
+def programs(stock_libraries: Path) -> Path:
+    """Where the programs of kernels_patch/tests lie; compiled in a minute at most."""
+    targets = ("ostinato-tiny-models", "ostinato-test-operators", "ostinato-skip-test")
+    log = locations.log_dir() / "test-programs-build.log"
+    compile_targets(stock_libraries.parent, find_toolchain(), targets, default_jobs(), log, lambda progress: None)
+    return stock_libraries
 
+
+CompileProgram = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def compile_program(tmp_path_factory: pytest.TempPathFactory) -> CompileProgram:
+    """Compiles a source of kernels_patch/tests against the engine's headers, with further flags for the compiler."""
+    project = kernels_patch_dir()
+    log = locations.log_dir() / "test-programs-build.log"
+    upstream = read_upstream(project / "UPSTREAM")
+    source = unpack_pinned(locations.engine_cache_dir(), upstream, None, log, lambda progress: None)
+    includes = (f"-I{project / 'overlay'}", f"-I{source / 'ggml' / 'include'}")
+
+    def compile_one(name: str, *flags: str) -> Path:
+        program = tmp_path_factory.mktemp("program") / name.replace(".cpp", "")
+        compiler = (os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", *includes)
+        subprocess.run(
+            [*compiler, str(project / "tests" / name), "-o", str(program), *flags, "-ldl"], check=True, timeout=200
+        )
+        return program
+
+    return compile_one
+
+
+@pytest.fixture(scope="session")
+def faults_library(compile_program: CompileProgram) -> Path:
+    """What makes an engine fail that it is preloaded into."""
+    return compile_program("faults.cpp", "-fPIC", "-shared")
+
+
+@pytest.fixture(scope="session")
+def run_worker(tmp_path_factory: pytest.TempPathFactory) -> RunWorker:
+    """Runs a script of tests/e2e/workers on the bundled model, once, and loads the arrays it wrote."""
+
+    @functools.cache
     def run(script: str, libraries: Path, *flags: str) -> Any:
-        out = tmp_path / f"{libraries.parent.name}-{'-'.join(flags)}{'.npy' if script == 'logits' else '.npz'}"
-        command = [sys.executable, str(WORKERS / f"{script}.py"), str(libraries), str(MODEL), str(out), *flags]
+        out = tmp_path_factory.mktemp(script) / f"out.{'npy' if script == 'logits' else 'npz'}"
+        command = [sys.executable, "-m", f"tests.e2e.workers.{script}", str(libraries), str(MODEL), str(out), *flags]
         environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300, check=False
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         return np.load(out)
 

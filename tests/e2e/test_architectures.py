@@ -6,6 +6,7 @@ quantised expert weights. Set OSTINATO_PLACEMENT_TABLE to a file name to get the
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,21 +20,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from ostinatod import locations
 from ostinatod.installer.build_cache import EngineBuild
-from ostinatod.installer.cmake_build import compile_targets
 from ostinatod.installer.engine_build import kernels_patch_dir
 from ostinatod.installer.job_count import default_jobs
 from ostinatod.installer.source_fetch import unpack_pinned
-from ostinatod.installer.toolchain import find_toolchain
 from ostinatod.installer.upstream import read_upstream
 from ostinatod.verification import nmse
+from tests.e2e.workers.gpu_architectures import PLACEMENTS as PATH_PLACEMENTS
+from tests.e2e.workers.ties import near_ties
+from tests.e2e.workers.tiny_recipes import KINDS, read_pack
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+PACK = ROOT / "tests" / "data" / "architectures.tar.xz"
 
 PLACEMENTS = ("all_hot", "all_cold", "half", "random")
 
@@ -47,9 +49,6 @@ most 1.5e-7 (f32) and 7.9e-5 (mixed), both of gemma4, whose random router is nea
 
 TELLING = 100.0
 """How many times larger the effect of a branch that is left out has to be, for a comparison to mean anything."""
-
-NEAR_TIE = 4.0
-"""Two logits are nearly tied when they differ by less than this many standard errors, of the error that is allowed."""
 
 COMMON = ("expert_count=8", "expert_used_count=3", "expert_feed_forward_length=256", "feed_forward_length=256")
 
@@ -163,15 +162,6 @@ class Measurement:
 
 
 @pytest.fixture(scope="module")
-def programs(stock_libraries: Path) -> Path:
-    """Where ostinato-tiny-models and ostinato-test-operators lie; compiled in a minute at most."""
-    targets = ("ostinato-tiny-models", "ostinato-test-operators")
-    log = locations.log_dir() / "test-programs-build.log"
-    compile_targets(stock_libraries.parent, find_toolchain(), targets, default_jobs(), log, lambda progress: None)
-    return stock_libraries
-
-
-@pytest.fixture(scope="module")
 def table() -> Iterator[list[Measurement]]:
     """Collects the measurements, and writes them where OSTINATO_PLACEMENT_TABLE says."""
     measurements: list[Measurement] = []
@@ -185,14 +175,6 @@ def table() -> Iterator[list[Measurement]]:
 def allowed_nmse(file: str, noise: float) -> float:
     """No more than the stock nodes differ from themselves when the same tokens come in one pass instead of five."""
     return min(MOST_NMSE[file], max(ROUNDING_NMSE, noise))
-
-
-def near_ties(stock: NDArray[np.float32], allowed: float) -> NDArray[np.bool_]:
-    """Rows whose two largest outputs are nearly tied."""
-    top = np.partition(stock, -2, axis=1)[:, -2:].astype(np.float64)
-    error = np.sqrt(allowed * np.mean(stock.astype(np.float64) ** 2))
-    tied: NDArray[np.bool_] = top[:, 1] - top[:, 0] < NEAR_TIE * error
-    return tied
 
 
 def evaluate(variant: Variant, programs: Path, libraries: Path, out: Path) -> Any:
@@ -213,7 +195,10 @@ def evaluate(variant: Variant, programs: Path, libraries: Path, out: Path) -> An
 
 @pytest.fixture(scope="module")
 def evaluations(
-    request: pytest.FixtureRequest, programs: Path, engine_build: EngineBuild, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    programs: Path,
+    engine_build: EngineBuild,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Mapping[str, Future[Any]]]:
     """The arrays of every variant that this session tests, by name; evaluated beside each other."""
     directory = tmp_path_factory.mktemp("architectures")
@@ -263,6 +248,41 @@ def test_no_placement_changes_the_results(
 def test_the_operators_compute_every_set_of_ids(programs: Path) -> None:
     done = subprocess.run([str(programs / "ostinato-test-operators")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_products_over_zero_slots_are_right_in_every_row(programs: Path) -> None:
+    """On a CPU; on a GPU the same program also tries routes that are left out."""
+    done = subprocess.run(
+        [str(programs / "ostinato-skip-test"), "CPU", "quick"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_recipes_for_gpus_are_those_of_all_variants() -> None:
+    recipes = [(recipe.name, recipe.output, recipe.stock_layers) for recipe in read_pack(PACK)]
+    assert recipes == [(variant.name, variant.output, variant.stock_layers) for variant in VARIANTS]
+
+
+def test_the_sweep_for_gpus_passes_on_a_cpu(engine_build: EngineBuild, tmp_path: Path) -> None:
+    """One architecture, with the split path: what a CPU has of it."""
+    out = tmp_path / "sweep.json"
+    sweep = (sys.executable, "-m", "tests.e2e.workers.gpu_architectures", str(engine_build.library_directory))
+    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
+    done = subprocess.run(
+        [*sweep, str(PACK), str(out), "--device", "cpu", "--only", "bailingmoe3", "--limit-s", "250"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (architecture,) = json.loads(out.read_text(encoding="utf-8"))["architectures"]
+    assert {(case["weights"], case["placement"]) for case in architecture["cases"]} == {
+        (kind, placement) for kind in KINDS for placement in PATH_PLACEMENTS["split"]
+    }
+    assert "bailingmoe3" in out.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_every_architecture_that_loads_experts_is_evaluated(stock_libraries: Path) -> None:

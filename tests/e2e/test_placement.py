@@ -8,7 +8,7 @@ from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.verification import nmse
 from tests.e2e.conftest import RunWorker
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 MIXED_NMSE = 1e-3
 """Hot and cold routes are summed apart, so a token's sum is rounded in another order; layers amplify that, most where
@@ -35,4 +35,4 @@ def test_the_cpu_branch_does_not_depend_on_the_number_of_threads(
     run_worker: RunWorker, engine_build: EngineBuild
 ) -> None:
     logits = run_worker("placement", engine_build.library_directory)
-    assert logits["random"].tobytes() == logits["random_1_thread"].tobytes()
+    assert logits["random"].tobytes() == logits["random_2_threads"].tobytes()

@@ -21,6 +21,18 @@ def test_counters_agree_with_the_evaluation_callback(run_worker: RunWorker, engi
     assert (counts["decode"] == counts["oracle_decode"]).all()
 
 
+def test_counters_agree_with_the_evaluation_callback_when_experts_are_placed(
+    run_worker: RunWorker, engine_build: EngineBuild
+) -> None:
+    counts = run_worker("routes", engine_build.library_directory, "0.4")
+    assert counts["placed"]
+    assert counts["prefill"].sum() > 0
+    assert (counts["prefill"] == counts["oracle_prefill"]).all()
+    assert (counts["decode"] == counts["oracle_decode"]).all()
+    _, _, selected_cold = counts["cold"]
+    assert 0 < selected_cold < counts["prefill"].sum() + counts["decode"].sum()
+
+
 def test_every_token_of_a_pass_is_counted_k_times_in_its_phase(
     run_worker: RunWorker, engine_build: EngineBuild
 ) -> None:

@@ -1,11 +1,10 @@
-"""Placement does not change what a model computes on a GPU: pools, skipped routes, the CPU branch, uploads.
+"""Placement does not change what a model computes on a GPU: pools, skipped routes, the CPU branch, shares, uploads.
 
 Needs an engine built for CUDA and a GPU. OSTINATO_GPU_MODELS names further GGUF files, separated by colons.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,35 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from ostinatod.errors import EngineNotBuilt
-from ostinatod.installer.engine_build import find_engine
 from ostinatod.models import bundled_file
 from tests.e2e.workers.gpu_placement import MODES
+from tests.gpu.conftest import PACK, ROOT, RunGpuWorker
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 MODELS = [bundled_file(), *(Path(name) for name in os.environ.get("OSTINATO_GPU_MODELS", "").split(":") if name)]
 NOISE_SHARE = 4.0
 """Of what llama.cpp's own batching does to the same logits."""
 
 
-def cuda_libraries() -> Path:
-    """Skips where this machine has no engine for CUDA."""
-    try:
-        build = find_engine()
-    except EngineNotBuilt:
-        pytest.skip("no engine is built")
-    if build.backend != "cuda":
-        pytest.skip("the engine is built for the CPU")
-    return build.library_directory
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.stem)
-def test_a_gpu_computes_the_same_wherever_experts_lie(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "cases.json"
-    command = [sys.executable, "-m", "tests.e2e.workers.gpu_placement", str(cuda_libraries()), str(model), str(out)]
-    subprocess.run(command, check=True, timeout=600, env={**os.environ, "CUDA_MODULE_LOADING": "EAGER"})
-    result = json.loads(out.read_text(encoding="utf-8"))
+def test_a_gpu_computes_the_same_wherever_experts_lie(model: Path, run_gpu_worker: RunGpuWorker) -> None:
+    result = run_gpu_worker("gpu_placement", model, "OUT")
     assert {case["mode"] for case in result["cases"]} == set(MODES)
     for case in result["cases"]:
         assert case["repeats"], case
@@ -49,3 +33,33 @@ def test_a_gpu_computes_the_same_wherever_experts_lie(model: Path, tmp_path: Pat
         if case["mode"] == "split" and case["placement"] == "all_hot":
             assert case["nmse"] == 0.0, case
     assert any(case["uploaded_experts"] > 0 for case in result["cases"])
+
+
+def test_graphs_have_room_for_a_second_chain_of_products(run_gpu_worker: RunGpuWorker, tmp_path: Path) -> None:
+    """Eight experts per token and few tensors: the scheduler sizes its tables by the number of tensors."""
+    model = tmp_path / "many-selected.gguf"
+    shape = {
+        "layers": 24,
+        "embd": 512,
+        "ff": 256,
+        "experts": 32,
+        "used": 8,
+        "heads": 4,
+        "kv-heads": 2,
+        "type": "Q4_K",
+        "vocab": 2048,
+    }
+    options = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    writer = str(ROOT / "benchmarks" / "synthetic_model.py")
+    subprocess.run([sys.executable, writer, str(model), *options], check=True, capture_output=True, timeout=120)
+    result = run_gpu_worker("gpu_placement", model, "OUT")
+    assert any(case["uploaded_experts"] > 0 for case in result["cases"])
+
+
+def test_no_architecture_computes_anything_else_wherever_experts_lie(run_gpu_worker: RunGpuWorker) -> None:
+    result = run_gpu_worker("gpu_architectures", PACK, "OUT")
+    assert result["failed"] == []
+    assert len(result["architectures"]) > 60
+    cases = [case for architecture in result["architectures"] for case in architecture["cases"]]
+    assert any(case["uploaded"] > 0 for case in cases)
+    assert any(case["linked"] > 0 for case in cases)

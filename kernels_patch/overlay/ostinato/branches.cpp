@@ -126,11 +126,18 @@ const char * remember(ostinato_layer & layer, const ostinato_expert_ffn & ffn, c
     return reason;
 }
 
+// The layer's share of cold work for the link in steps of so many tokens, nullptr for none.
+const ostinato_link * link_of(const ostinato_layer & layer, int64_t n_tokens) {
+    return ostinato_can_stage(layer.cold) ? layer.placement->link(layer.index, n_tokens) : nullptr;
+}
+
 ostinato_layer_ops ops_of(const ostinato_layer & layer, int64_t n_tokens) {
     const ostinato_placement & placement = *layer.placement;
+    const ostinato_link * link = link_of(layer, n_tokens);
     return {
         placement.index_table(layer.index), placement.zero_slot(layer.index), &layer.cold, placement.mailbox(layer.index),
-        placement.mailbox_layer(layer.index), placement.staging(layer.index, n_tokens) != nullptr,
+        placement.mailbox_layer(layer.index), placement.staging(layer.index, n_tokens) != nullptr, link ? link->table : nullptr,
+        link ? link->columns : 0,
     };
 }
 
@@ -139,6 +146,17 @@ ggml_tensor * contiguous(const llm_graph_context & graph, ggml_tensor * t) {
 }
 
 } // namespace
+
+uint32_t ostinato_graph_nodes(const llama_model & model) {
+    // beside the two branches, a second chain of products with a view and a sum for every selected expert
+    constexpr uint32_t OF_LAYER = 24;
+    const auto entry = ostinato_find_model(&model);
+    uint32_t n_nodes = 0;
+    for (size_t i = 0; entry && i < entry->layers.size(); ++i) {
+        n_nodes += OF_LAYER + 2*entry->layers[i]->k;
+    }
+    return n_nodes;
+}
 
 ostinato_published ostinato_publish_layer(
         const llm_graph_context & graph, int il, llm_ffn_op_type type_op, ggml_tensor * x, ggml_tensor * weights, ostinato_moe_variables vars) {
@@ -171,7 +189,7 @@ ostinato_published ostinato_publish_layer(
     ggml_build_forward_expand(graph.gf, out.x);
     ggml_build_forward_expand(graph.gf, out.weights);
     out.ids     = vars.ids;
-    out.handoff = ostinato_publish(graph.ctx0, ops_of(*layer, graph.n_tokens), vars.ids, layer->counts, out.x, out.weights, phase, &vars.ids);
+    out.handoff = ostinato_publish(graph.ctx0, ops_of(*layer, vars.ids->ne[1]), vars.ids, layer->counts, out.x, out.weights, phase, &vars.ids);
     ggml_build_forward_expand(graph.gf, out.handoff);
 
     const ostinato_expert_ffn & slots = placement->slots(layer->index);
@@ -183,33 +201,28 @@ ostinato_published ostinato_publish_layer(
     return out;
 }
 
-// The stock nodes' experts over the staging buffer, for what the upload path brought; nullptr where the layer has no upload path. Activations other than
-// these leave their cold routes to the CPU branch.
-static ggml_tensor * staged_branch(const llm_graph_context & graph, ggml_tensor * gpu, const ostinato_published & published) {
+// The stock nodes' experts over other weights: the weighted sum per token of the routes that `ids` does not skip.
+static ggml_tensor * products_of(
+        const llm_graph_context & graph, const ostinato_published & published, const ostinato_expert_ffn & experts_at, ggml_tensor * ids) {
     const ostinato_layer & layer = *published.layer;
-    const ostinato_expert_ffn * staging = layer.placement->staging(layer.index, graph.n_tokens);
-    if (!staging) {
-        return nullptr;
-    }
     ggml_context * ctx = graph.ctx0;
-    ggml_tensor * ids = ostinato_stage(ctx, ops_of(layer, graph.n_tokens), published.ids, published.handoff, gpu);
     ggml_build_forward_expand(graph.gf, ids);
 
     const auto product = [&](const ggml_tensor * weight, ggml_tensor * in) { return ggml_mul_mat_id(ctx, const_cast<ggml_tensor *>(weight), in, ids); };
     ggml_tensor * x = ggml_reshape_3d(ctx, published.x, published.x->ne[0], 1, published.x->ne[1]);
     ggml_tensor * gate;
     ggml_tensor * up;
-    if (staging->gate_up) {
-        ggml_tensor * both = product(staging->gate_up, x);
+    if (experts_at.gate_up) {
+        ggml_tensor * both = product(experts_at.gate_up, x);
         const int64_t n_ff = both->ne[0]/2;
         gate = ggml_view_3d(ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
         up   = ggml_view_3d(ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], n_ff*both->nb[0]);
     } else {
-        up   = product(staging->up, x);
-        gate = product(staging->gate, x);
+        up   = product(experts_at.up, x);
+        gate = product(experts_at.gate, x);
     }
     ggml_tensor * hidden = layer.cold.act == OSTINATO_ACT_SILU ? ggml_swiglu_split(ctx, gate, up) : ggml_swiglu_clamp(ctx, gate, up, layer.cold.a);
-    ggml_tensor * experts = ggml_mul(ctx, product(staging->down, hidden), published.weights);
+    ggml_tensor * experts = ggml_mul(ctx, product(experts_at.down, hidden), published.weights);
     ggml_build_forward_expand(graph.gf, experts);
 
     const int64_t k = experts->ne[1];
@@ -226,16 +239,31 @@ static ggml_tensor * staged_branch(const llm_graph_context & graph, ggml_tensor 
     return k == 1 ? ggml_cont(ctx, sum) : sum;
 }
 
+// What the GPU computes of the cold routes: from the staging buffer what the upload path brought, or in place the link's share. nullptr where
+// the layer's cold routes are all the CPU branch's, as with activations that products_of does not know.
+static ggml_tensor * cold_branch(const llm_graph_context & graph, ggml_tensor * gpu, const ostinato_published & published) {
+    const ostinato_layer & layer = *published.layer;
+    const int64_t n_tokens = published.ids->ne[1];
+    if (const ostinato_expert_ffn * staging = layer.placement->staging(layer.index, n_tokens)) {
+        return products_of(
+            graph, published, *staging, ostinato_stage(graph.ctx0, ops_of(layer, n_tokens), published.ids, published.handoff, gpu));
+    }
+    if (const ostinato_link * link = link_of(layer, n_tokens)) {
+        return products_of(graph, published, link->experts, ostinato_link_ids(graph.ctx0, published.ids, published.handoff));
+    }
+    return nullptr;
+}
+
 ggml_tensor * ostinato_join_layer(const llm_graph_context & graph, ggml_tensor * gpu, const ostinato_published & published) {
     if (!published.layer) {
         return gpu;
     }
     ggml_build_forward_expand(graph.gf, gpu);
-    if (ggml_tensor * staged = staged_branch(graph, gpu, published)) {
-        gpu = ggml_add(graph.ctx0, gpu, staged);
+    if (ggml_tensor * cold = cold_branch(graph, gpu, published)) {
+        gpu = ggml_add(graph.ctx0, gpu, cold);
     }
     ggml_tensor * out = ostinato_join(
-        graph.ctx0, ops_of(*published.layer, graph.n_tokens), contiguous(graph, gpu), published.handoff, published.x, published.weights);
+        graph.ctx0, ops_of(*published.layer, published.ids->ne[1]), contiguous(graph, gpu), published.handoff, published.x, published.weights);
     ggml_build_forward_expand(graph.gf, out);
     return out;
 }

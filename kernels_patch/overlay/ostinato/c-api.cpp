@@ -131,8 +131,12 @@ enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
         set(wanted.limits.pin_bytes,    config->pin_bytes);
         set(wanted.limits.timeout_ns,   config->timeout_ms, 1'000'000);
         set(wanted.limits.upload.choice_tokens, config->upload_tokens);
+        if (config->upload_tokens == UINT32_MAX) {
+            wanted.limits.upload.choice_tokens = std::numeric_limits<int64_t>::max();
+        }
         set(wanted.limits.upload.all_tokens,    config->upload_all_tokens);
-        wanted.limits.n_threads = config->n_threads;
+        wanted.limits.n_threads    = config->n_threads;
+        wanted.limits.link_percent = std::min(config->link_percent, 100);
         if (!wanted.fingerprint.empty() && !ostinato_is_fingerprint(wanted.fingerprint)) {
             return fail(OSTINATO_INVALID_ARGUMENT, "fingerprint: expected 64 lowercase hex digits, found '" + wanted.fingerprint + "'");
         }
@@ -291,7 +295,8 @@ enum ostinato_status ostinato_get_device_status(
             const auto speed = [&](double seconds_per_byte) { return v.speeds.is_default ? 0.0 : 1.0/seconds_per_byte; };
             devices[i] = {
                 {}, v.is_gpu, v.pool_capacity, v.pool_used, v.published, v.cold_routes, v.waited_ns, v.cpu_routes, v.cpu_busy_ns,
-                v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link),
+                v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
+                v.link_columns, (int32_t) v.hidden_columns,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
         }

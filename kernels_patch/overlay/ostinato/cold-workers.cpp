@@ -17,6 +17,7 @@
 static constexpr std::chrono::milliseconds IDLE_AFTER { 100 };
 static constexpr std::chrono::milliseconds LOOK_EVERY { 2 };    // while idle for less than a few seconds
 static constexpr std::chrono::milliseconds LOOK_RARELY { 50 };
+static constexpr std::chrono::nanoseconds  MEASURED { 100'000'000 };
 
 static int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -139,12 +140,6 @@ void ostinato_cold_workers::reserve(const ostinato_expert_ffn & ffn, int64_t n_r
     }
 }
 
-void ostinato_cold_workers::settle(ostinato_cold_client & client) {
-    std::lock_guard<std::mutex> lock(mutex);
-    client.served = __atomic_load_n(&client.mailbox->request->sequence, __ATOMIC_ACQUIRE);
-    __atomic_store_n(&client.mailbox->request->answer, client.served, __ATOMIC_RELEASE);
-}
-
 void ostinato_cold_workers::wake() {
     awake_until_ns.store(now_ns() + std::chrono::nanoseconds(IDLE_AFTER).count(), std::memory_order_relaxed);
     if (!is_active.load(std::memory_order_acquire)) {
@@ -226,9 +221,7 @@ bool ostinato_cold_workers::serve_one() {
     for (ostinato_cold_client * client : clients) {
         const uint32_t sequence = __atomic_load_n(&client->mailbox->request->sequence, __ATOMIC_ACQUIRE);
         if (sequence != client->served) {
-            serve(*client);
-            client->served = sequence;
-            __atomic_store_n(&client->mailbox->request->answer, sequence, __ATOMIC_RELEASE);
+            serve(*client, sequence);
             return true;
         }
     }
@@ -236,10 +229,10 @@ bool ostinato_cold_workers::serve_one() {
 }
 
 // Sorts the cold routes by expert, then by route: the order in which the GPU listed them is not the same twice.
-void ostinato_cold_workers::serve(ostinato_cold_client & client) {
+void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequence) {
     const int64_t begin_ns = now_ns();
     const ostinato_mailbox & mailbox  = *client.mailbox;
-    const ostinato_request & request  = *mailbox.request;
+    const ostinato_request request    = *mailbox.request; // a copy: the GPU writes the next one as soon as it has the answer
     const ostinato_cold_layer & layer = client.layers[request.layer];
 
     const int32_t n_cold = request.n_cold;
@@ -264,10 +257,10 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client) {
         std::sort(cold.begin() + begin, cold.begin() + groups[g + 1]);
         begin = groups[g + 1];
     }
-    if (const ostinato_expert_ffn * staging = ostinato_staging_of(layer, client.limits, request.n_tokens)) {
+    if (request.is_staged) {
         std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
         mailbox.request->n_copies = 0;
-        upload_experts(client, layer, *staging);
+        upload_experts(client, layer, *layer.staging);
         __atomic_store_n(&mailbox.request->decided, request.sequence, __ATOMIC_RELEASE);
     }
 
@@ -276,9 +269,15 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client) {
     step.x        = mailbox.x;
     step.weights  = mailbox.weights;
     step.out      = mailbox.out;
+    step.linked       = request.link_columns > 0 ? layer.linked : nullptr;
+    step.link_columns = request.link_columns;
     run_step(layer);
+    client.served = sequence;
+    __atomic_store_n(&mailbox.request->answer, sequence, __ATOMIC_RELEASE); // the GPU waits for it; what follows has time
     client.n_cpu_routes += cold.size();
-    client.busy_ns      += now_ns() - begin_ns;
+    const uint64_t busy_ns = now_ns() - begin_ns;
+    client.busy_ns      += busy_ns;
+    client.times.add({ request.layer, request.n_tokens, (int32_t) cold.size(), busy_ns }, client.speeds, (int64_t) ostinato_expert_bytes(*layer.ffn), groups);
 }
 
 const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & layer, const ostinato_upload_limits & limits, int64_t n_tokens) {
@@ -360,9 +359,10 @@ void ostinato_cold_workers::run_step(const ostinato_cold_layer & layer) {
     }
 }
 
-double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows) {
-    std::lock_guard<std::mutex> lock(mutex); // the leader sleeps, or waits for it: this thread leads
-    const bool was_active = is_active.load();
+double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows, size_t n_together) {
+    wake(); // the leader too: while it is due it waits for the mutex, and would else send the followers to sleep
+    std::lock_guard<std::mutex> lock(mutex); // this thread leads
+    awake_until_ns.store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed);
     {
         std::lock_guard<std::mutex> asleep(sleeping);
         is_active.store(true);
@@ -370,31 +370,38 @@ double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const s
     wake_followers.notify_all();
 
     const std::vector<float> x(n_rows*layer.ffn->n_in(), 0.5f);
-    const std::vector<float> weights(n_rows*experts.size(), 0.1f);
+    const std::vector<float> weights(n_rows*n_together, 0.1f);
     std::vector<float> out(n_rows*layer.ffn->n_out());
-    cold.clear();
-    groups.clear();
-    for (size_t i = 0; i < experts.size(); ++i) { // token t selects all of the experts
-        for (int32_t t = 0; t < n_rows; ++t) {
-            cold.push_back((int32_t) (t*experts.size() + i));
+    const auto choose = [&](size_t first) { // token t selects all of the step's experts
+        cold.clear();
+        groups.clear();
+        for (size_t i = 0; i < n_together; ++i) {
+            for (int32_t t = 0; t < n_rows; ++t) {
+                cold.push_back((int32_t) (t*n_together + i));
+            }
+            groups.push_back(experts[first + i]);
+            groups.push_back((int32_t) cold.size());
         }
-        groups.push_back(experts[i]);
-        groups.push_back((int32_t) cold.size());
-    }
-    step.k        = (int32_t) experts.size();
+    };
+    step.k        = (int32_t) n_together;
     step.n_tokens = n_rows;
     step.x        = x.data();
     step.weights  = weights.data();
     step.out      = out.data();
+    step.linked   = nullptr;
     double best = 0.0;
-    for (int run = 0; run < 4; ++run) {
+    const int64_t end_ns = now_ns() + MEASURED.count();
+    for (int run = 0; run < 4 || now_ns() < end_ns; ++run) {
         const int64_t begin_ns = now_ns();
-        run_step(layer);
+        for (size_t first = 0; first + n_together <= experts.size(); first += n_together) {
+            choose(first);
+            run_step(layer);
+        }
         const double seconds = (now_ns() - begin_ns)*1e-9;
         best = run == 0 || seconds < best ? seconds : best;
     }
-    is_active.store(was_active);
-    return best/((double) experts.size()*ostinato_expert_bytes(*layer.ffn));
+    awake_until_ns.store(now_ns(), std::memory_order_relaxed);
+    return best/((double) (experts.size()/n_together*n_together)*ostinato_expert_bytes(*layer.ffn));
 }
 
 void ostinato_cold_workers::compute(int ith) {

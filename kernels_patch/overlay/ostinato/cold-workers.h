@@ -8,9 +8,11 @@
 
 #include "cpu-branch.h"
 #include "mailbox.h"
+#include "step-times.h"
 #include "upload-choice.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <limits>
@@ -28,6 +30,9 @@ struct ostinato_cold_layer {
     // Upload path: the staging buffer as the layer's experts, and which experts are in page-locked memory.
     const ostinato_expert_ffn * staging = nullptr; // nullptr: the layer has none
     const uint8_t * pinned = nullptr;              // (n_experts)
+
+    // Link sharing: the experts that the GPU can read in place; nullptr: none.
+    const uint8_t * linked = nullptr;              // (n_experts)
 };
 
 // When a client's experts are uploaded, in tokens of a pass.
@@ -36,7 +41,7 @@ struct ostinato_upload_limits {
     int64_t all_tokens    = std::numeric_limits<int64_t>::max(); // from so many, all that can be
 };
 
-// The staging buffer as a step of so many tokens uses it, nullptr where it does not. The graph and the leader must agree.
+// The staging buffer as a step of so many tokens uses it, nullptr where it does not.
 const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & layer, const ostinato_upload_limits & limits, int64_t n_tokens);
 
 // What one GPU of one model sends its requests to.
@@ -52,6 +57,7 @@ struct ostinato_cold_client {
     std::atomic<uint64_t> uploaded_bytes { 0 };
     std::atomic<uint64_t> n_cpu_routes { 0 };
     std::atomic<uint64_t> busy_ns { 0 };        // from seeing a request to answering it
+    ostinato_step_times times;
 };
 
 // Threads that are worth having: physical cores that this process may use, less one for the thread that submits passes; within the
@@ -78,11 +84,8 @@ public:
     // A pass is about to be submitted.
     void wake();
 
-    // Takes the client's last request for answered, after a pass that failed. Nothing of the client may be computing.
-    void settle(ostinato_cold_client & client);
-
-    // Seconds per byte of the given experts, each with so many rows, the fastest of a few runs. No pass may be computing.
-    double measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows);
+    // Seconds per byte of the given experts, each with so many rows and so many of them in a step: the fastest of several runs. No pass may be computing.
+    double measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows, size_t n_together);
 
     int n_threads() const { return (int) threads.size(); }
 
@@ -91,7 +94,7 @@ private:
     void follow(int ith);
     bool has_request();
     bool serve_one();
-    void serve(ostinato_cold_client & client);
+    void serve(ostinato_cold_client & client, uint32_t sequence);
     void upload_experts(ostinato_cold_client & client, const ostinato_cold_layer & layer, const ostinato_expert_ffn & staging);
     void run_step(const ostinato_cold_layer & layer);
     void compute(int ith);

@@ -13,6 +13,9 @@
 #include <tuple>
 
 static constexpr int64_t FF_BLOCK  = 32; // hidden columns per unit of work: rows of gate and up; one block of the widest common input type
+static constexpr int64_t FF_FEW    = 8;  // the same in a step of few routes, whose units would else be too few to share out evenly
+static constexpr int64_t FEW_ROUTES = 32;
+static constexpr int64_t IN_BLOCK  = 512; // columns of an input row per unit, where there are fewer rows than threads
 static constexpr int64_t OUT_BLOCK = 16; // output columns per unit of work: a cache line of floats per token
 static constexpr int     ROUTES    = 16; // routes that share one reading of a weight row
 
@@ -48,7 +51,7 @@ struct scratch_layout {
         gate(ffn.gate ? ffn.gate : ffn.gate_up ? ffn.gate_up : ffn.up),
         down(ffn.down),
         is_gate_apart(gate.kernel.input != up.kernel.input || gate.kernel.is_split != up.kernel.is_split),
-        is_hidden_direct(ggml_blck_size(down.kernel.input) <= FF_BLOCK) {
+        is_hidden_direct(n_routes > FEW_ROUTES && ggml_blck_size(down.kernel.input) <= FF_BLOCK) {
         const int64_t n_x = ffn.weight_before ? n_routes : n_tokens;
         total = up.row*n_x;
         gate.offset = is_gate_apart ? total : up.offset;
@@ -138,6 +141,11 @@ const char * weights_of(const ostinato_cold_step & step, const ggml_tensor * wei
     return step.host ? step.host[expert].*member : (const char *) weight->data + expert*weight->nb[2];
 }
 
+// The first hidden column of an expert that is computed here.
+int64_t first_column(const ostinato_cold_step & step, int64_t expert) {
+    return step.linked && step.linked[expert] ? step.link_columns : 0;
+}
+
 // Rows row0 .. row1 - 1 of a weight matrix with up to ROUTES inputs: results[row - row0][input].
 void multiply(
         const input_rows & in, const ggml_tensor * weight, const char * data, const ggml_tensor * bias, const ggml_tensor * scales, int64_t expert,
@@ -161,7 +169,11 @@ void hidden_unit(const ostinato_cold_step & step, const scratch_layout & layout,
     const int32_t begin  = group == 0 ? 0 : step.groups[2*group - 1];
     const int32_t end    = step.groups[2*group + 1];
     const int64_t n_ff   = ffn.n_ff();
+    const int64_t first  = first_column(step, expert);
     const bool has_gate  = ffn.gate || ffn.gate_up;
+    if (ff0 < first) {
+        return;
+    }
 
     float gate[FF_BLOCK][ROUTES];
     float up  [FF_BLOCK][ROUTES];
@@ -196,7 +208,8 @@ void hidden_unit(const ostinato_cold_step & step, const scratch_layout & layout,
             }
             activate(ffn, g, u, has_gate, h, ff1 - ff0);
             if (layout.is_hidden_direct) {
-                ostinato_input_columns(layout.down.kernel, h, step.scratch + layout.down.offset + (r0 + i)*layout.down.row, ff0, ff1, n_ff);
+                char * row = step.scratch + layout.down.offset + (r0 + i)*layout.down.row;
+                ostinato_input_columns(layout.down.kernel, h, row, ff0 - first, ff1 - first, n_ff - first);
             } else {
                 memcpy((float *) (step.scratch + layout.hidden) + (int64_t) (r0 + i)*n_ff + ff0, h, (ff1 - ff0)*sizeof(float));
             }
@@ -221,6 +234,8 @@ void out_unit(const ostinato_cold_step & step, const scratch_layout & layout, in
         const int64_t expert = step.groups[2*group];
         const char * data = weights_of(step, ffn.down, &ostinato_host_expert::down, expert);
         const float scale = scale_of(ffn.down_s, expert);
+        const int64_t first = first_column(step, expert);
+        data += ggml_row_size(ffn.down->type, first);
         while (r < step.groups[2*group + 1]) {
             const int n = std::min<int32_t>(ROUTES, step.groups[2*group + 1] - r);
             const char * h[ROUTES];
@@ -234,7 +249,7 @@ void out_unit(const ostinato_cold_step & step, const scratch_layout & layout, in
             }
             for (int64_t row = row0; row < row1; ++row) {
                 float dots[ROUTES];
-                ostinato_dot_rows(layout.down.kernel, n_ff, dots, data + row*ffn.down->nb[1], h, n);
+                ostinato_dot_rows(layout.down.kernel, n_ff - first, dots, data + row*ffn.down->nb[1], h, n);
                 const float bias = ffn.down_b ? at(ffn.down_b, row, expert) : 0.0f;
                 for (int i = 0; i < n; ++i) {
                     out[i][row] += weight[i]*(dots[i]*scale + bias);
@@ -270,8 +285,15 @@ size_t ostinato_expert_bytes(const ostinato_expert_ffn & ffn) {
     return bytes;
 }
 
+int64_t ostinato_link_step(const ostinato_expert_ffn & ffn) {
+    // our kernels take 64 columns at a time
+    const ggml_type input = ggml_get_type_traits_cpu(ffn.down->type)->vec_dot_type;
+    return std::max<int64_t>({ 64, ggml_blck_size(ffn.down->type), ggml_blck_size(input) });
+}
+
 size_t ostinato_cold_scratch_bytes(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) {
-    return scratch_layout(ffn, n_routes, n_tokens).total;
+    // a step of few routes keeps hidden rows that one of more routes does without
+    return std::max(scratch_layout(ffn, n_routes, n_tokens).total, scratch_layout(ffn, std::min(n_routes, FEW_ROUTES), n_tokens).total);
 }
 
 bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reason) {
@@ -313,12 +335,13 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
     const scratch_layout layout(ffn, step.n_cold, step.n_tokens);
 
     // 1. inputs in the form the weights' kernels take
-    const auto quantise_input = [&](const float * x, int64_t row) {
-        ostinato_input_row(layout.up.kernel, x, step.scratch + layout.up.offset + row*layout.up.row, n_in);
+    const auto quantise_columns = [&](const float * x, int64_t row, int64_t begin, int64_t end) {
+        ostinato_input_columns(layout.up.kernel, x + begin, step.scratch + layout.up.offset + row*layout.up.row, begin, end, n_in);
         if (layout.is_gate_apart) {
-            ostinato_input_row(layout.gate.kernel, x, step.scratch + layout.gate.offset + row*layout.gate.row, n_in);
+            ostinato_input_columns(layout.gate.kernel, x + begin, step.scratch + layout.gate.offset + row*layout.gate.row, begin, end, n_in);
         }
     };
+    const auto quantise_input = [&](const float * x, int64_t row) { quantise_columns(x, row, 0, n_in); };
     if (ffn.weight_before) {
         for (int32_t r = ith; r < step.n_cold; r += n_threads) {
             const int32_t route = step.cold[r];
@@ -328,24 +351,43 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
             }
             quantise_input(weighted, r);
         }
-    } else {
+    } else if (step.n_tokens >= n_threads) {
         for (int32_t t = ith; t < step.n_tokens; t += n_threads) {
             quantise_input(step.x + t*n_in, t);
+        }
+    } else { // a GPU wrote them: the lines come from memory, one after the other to each thread
+        const int64_t n_parts = (n_in + IN_BLOCK - 1)/IN_BLOCK;
+        for (int64_t part = ith; part < step.n_tokens*n_parts; part += n_threads) {
+            const int64_t begin = part % n_parts*IN_BLOCK;
+            quantise_columns(step.x + part/n_parts*n_in, part/n_parts, begin, std::min(n_in, begin + IN_BLOCK));
         }
     }
     barrier(step.team, n_threads);
 
     // 2. hidden rows
-    const int32_t n_blocks = (int32_t) ((n_ff + FF_BLOCK - 1)/FF_BLOCK);
+    const int64_t block    = step.n_cold > FEW_ROUTES ? FF_BLOCK : FF_FEW;
+    const int32_t n_blocks = (int32_t) ((n_ff + block - 1)/block);
     for (int32_t unit = take_unit(step.team); unit < step.n_groups*n_blocks; unit = take_unit(step.team)) {
-        const int64_t ff0 = (unit % n_blocks)*FF_BLOCK;
-        hidden_unit(step, layout, unit/n_blocks, ff0, std::min(n_ff, ff0 + FF_BLOCK));
+        const int64_t ff0 = (unit % n_blocks)*block;
+        hidden_unit(step, layout, unit/n_blocks, ff0, std::min(n_ff, ff0 + block));
     }
     barrier(step.team, n_threads);
     if (!layout.is_hidden_direct) {
-        for (int32_t r = ith; r < step.n_cold; r += n_threads) {
-            const float * hidden = (const float *) (step.scratch + layout.hidden) + (int64_t) r*n_ff;
-            ostinato_input_row(layout.down.kernel, hidden, step.scratch + layout.down.offset + r*layout.down.row, n_ff);
+        const int32_t n_parts = (int32_t) ((n_ff + IN_BLOCK - 1)/IN_BLOCK);
+        int32_t group = 0;
+        for (int32_t part = ith; part < step.n_cold*n_parts; part += n_threads) {
+            const int32_t r = part/n_parts;
+            while (step.groups[2*group + 1] <= r) {
+                ++group;
+            }
+            const int64_t first  = first_column(step, step.groups[2*group]);
+            const int64_t begin  = part % n_parts*IN_BLOCK;
+            const int64_t end    = std::min(n_ff - first, begin + IN_BLOCK);
+            const float * hidden = (const float *) (step.scratch + layout.hidden) + (int64_t) r*n_ff + first;
+            if (begin < end) {
+                ostinato_input_columns(
+                    layout.down.kernel, hidden + begin, step.scratch + layout.down.offset + r*layout.down.row, begin, end, n_ff - first);
+            }
         }
         barrier(step.team, n_threads);
     }

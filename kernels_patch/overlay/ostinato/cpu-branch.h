@@ -81,11 +81,15 @@ ostinato_host_expert ostinato_expert_in_tensors(const ostinato_expert_ffn & ffn,
 // Bytes of all weights of one expert.
 size_t ostinato_expert_bytes(const ostinato_expert_ffn & ffn);
 
-// What the threads of a step share. Zeroed before the first of them enters.
+// What the threads of a step share. Zeroed before the first of them enters. A cache line apart each: threads that wait for a phase read its word
+// all the time, and would else slow those who still take units.
 struct ostinato_team {
     int32_t arrivals;
+    int32_t padding_0[15];
     int32_t phase;
+    int32_t padding_1[15];
     int32_t next; // unit of work
+    int32_t padding_2[15];
 };
 
 // One forward pass through the cold experts of one layer.
@@ -106,7 +110,14 @@ struct ostinato_cold_step {
     float       * out;       // (n_tokens, n_out), contiguous; may not overlap gpu
     char        * scratch;   // ostinato_cold_scratch_bytes(), aligned to 64 bytes
     ostinato_team * team;
+
+    // Link sharing: of these experts only the hidden columns from link_columns on are computed. A multiple of what a row of down can be cut into.
+    const uint8_t * linked = nullptr; // (n_experts), or nullptr: every expert as a whole
+    int32_t link_columns   = 0;
 };
+
+// Hidden columns that the link's share of an expert is a multiple of.
+int64_t ostinato_link_step(const ostinato_expert_ffn & ffn);
 
 // Bytes that a step of `n_routes` routes needs at most.
 size_t ostinato_cold_scratch_bytes(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens);

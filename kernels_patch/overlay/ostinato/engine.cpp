@@ -269,7 +269,7 @@ void ostinato_context_ready(const llama_model & model) {
     if (!entry || !entry->placement) {
         return;
     }
-    std::lock_guard<std::mutex> pass(entry->pass_mutex);
+    std::scoped_lock lock(entry->pass_mutex, entry->move_mutex);
     if (!entry->placement->needs_memory()) {
         return;
     }
@@ -306,10 +306,17 @@ ostinato_pass::ostinato_pass(const llama_model & model, const void * context) {
     }
     entry = found;
     entry->pass_mutex.lock();
-    has_failed  = !entry->placement->begin_pass();
+    entry->placement->begin_pass();
     uint64_t & epoch = entry->epoch_of[context];
     has_changed = epoch != entry->epoch;
     epoch       = entry->epoch;
+}
+
+void ostinato_check_answers(const llama_model & model) {
+    const auto entry = ostinato_find_model(&model);
+    if (entry && entry->placement) {
+        entry->placement->check_answers();
+    }
 }
 
 ostinato_pass::~ostinato_pass() {
@@ -370,7 +377,7 @@ std::string ostinato_fit_residency(const ostinato_model & model, const ostinato_
 
 std::string ostinato_apply_residency(
         ostinato_model & model, std::shared_ptr<const ostinato_residency> residency, ostinato_applied * applied) {
-    std::lock_guard<std::mutex> pass(model.pass_mutex);
+    std::scoped_lock moving(model.pass_mutex, model.move_mutex);
     std::string reason = ostinato_fit_residency(model, *residency);
     if (reason.empty() && !model.placement) {
         ostinato_limits limits;
@@ -416,7 +423,7 @@ std::string ostinato_apply_residency_file(ostinato_model & model, const std::str
 }
 
 ostinato_residency_view ostinato_view_residency(ostinato_model & model) {
-    std::lock_guard<std::mutex> pass(model.pass_mutex); // nothing moves meanwhile
+    std::lock_guard<std::mutex> move(model.move_mutex); // nothing moves meanwhile
     std::shared_lock<std::shared_mutex> lock(get_registry().mutex);
     ostinato_residency_view view;
     view.residency = model.residency;

@@ -49,6 +49,7 @@ struct ostinato_model {
 
     // Held while a pass is submitted and while experts move. A graph built at another epoch may point at slots that have moved.
     std::mutex pass_mutex;
+    std::mutex move_mutex; // while experts move only: who looks at them does not wait for passes
     uint64_t epoch = 0;
     std::unordered_map<const void *, uint64_t> epoch_of; // by context: the epoch of its last graph
 };

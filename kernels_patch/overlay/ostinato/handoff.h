@@ -5,8 +5,8 @@
 //
 //   words                       content                                                         written by    read by
 //   [0, k*T)                    slot ids, [k, T]: slot of a hot expert, or a zero slot          PUBLISH       the GPU branch's products
-//   [H, H + 5)                  header: n_cold, n_groups, and the team of JOIN's threads        PUBLISH       JOIN
-//   [H + 5, H + 5 + k*T)        cold routes (token*k + position), grouped by expert             PUBLISH       JOIN
+//   [H, H + 50)                 header: n_cold, n_groups, and the team of JOIN's threads        PUBLISH       JOIN
+//   [H + 50, H + 50 + k*T)      cold routes (token*k + position), grouped by expert             PUBLISH       JOIN
 //   [.., .. + 2*G), G = k*T     groups: expert, end of its routes                               PUBLISH       JOIN
 //
 // with H = k*T. Ordering: ggml's barrier between the two nodes makes everything PUBLISH wrote visible to all threads of JOIN. The team's
@@ -26,7 +26,7 @@ struct ostinato_handoff {
     int32_t * cold;      // (n_cold) token*k + position
     int32_t * groups;    // (n_groups * 2) expert, end index into cold
 
-    enum header_word { N_COLD = 0, N_GROUPS = 1, TEAM = 2, HEADER_WORDS = 5 };
+    enum header_word { N_COLD = 0, N_GROUPS = 1, TEAM = 2, HEADER_WORDS = 50 };
 
     ostinato_handoff(int32_t * words, int32_t n_routes) :
         n_routes(n_routes), slot_ids(words), header(words + n_routes), cold(header + HEADER_WORDS), groups(cold + n_routes) {}

@@ -5,6 +5,8 @@
 //   ostinato_model_loaded        llama_model_load, after all tensors are in place           nothing is counted or configured
 //   ostinato_model_freed         ~llama_model, first                                        the model was never registered
 //   ostinato_context_ready       llama_init_from_model, when a context has all its memory   the model has no placement
+//   ostinato_graph_nodes         llama_context::graph_max_nodes, added to it                the model was never registered
+//   ostinato_check_answers       llama_context::synchronize, when the devices are done      the model has no placement
 //   ostinato_pass                llama_context::process_ubatch, around it                   the model has no placement
 //   ostinato_publish_layer       build_moe_ffn, after the router's nodes are in the graph   the layer was never registered
 //   ostinato_join_layer          build_moe_ffn, before its output is named                  the layer has no placement
@@ -29,6 +31,9 @@ void ostinato_model_freed(const llama_model & model);
 // Takes what memory the GPUs have left for the model's expert pools, when its first context is made.
 void ostinato_context_ready(const llama_model & model);
 
+// Nodes that a graph of the model has beyond the stock ones, at most.
+uint32_t ostinato_graph_nodes(const llama_model & model);
+
 // Around the submission of one pass: experts do not move meanwhile, and the CPU branch is awake.
 class ostinato_pass {
 public:
@@ -39,11 +44,13 @@ public:
     ostinato_pass & operator=(const ostinato_pass &) = delete;
 
     bool has_changed = false; // experts have moved since the context's last pass: its graph is void
-    bool has_failed  = false; // the CPU branch failed to answer in an earlier pass
 
 private:
     std::shared_ptr<ostinato_model> entry;
 };
+
+// Passes have ended. One whose results are void, since the CPU branch did not answer in time, ends the process before they are read.
+void ostinato_check_answers(const llama_model & model);
 
 // The variables of build_moe_ffn that name its expert tensors and the ids that address them.
 struct ostinato_moe_variables {
@@ -66,7 +73,7 @@ struct ostinato_layer;
 // What ostinato_join_layer needs to know of the layer that was published.
 struct ostinato_published {
     const ostinato_layer * layer = nullptr; // nullptr: stock nodes, nothing to join
-    ggml_tensor * ids     = nullptr; // of experts
+    ggml_tensor * ids     = nullptr; // of experts, [k, n_tokens]: the last layer may compute fewer tokens than the pass has
     ggml_tensor * handoff = nullptr;
     ggml_tensor * x       = nullptr; // [n_embd, n_tokens]
     ggml_tensor * weights = nullptr; // [1, k, n_tokens]

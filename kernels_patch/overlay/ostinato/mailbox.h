@@ -16,6 +16,12 @@
 //   CPU, leader                                                 GPU, second stream
 //   copies, staged_slots; n_copies; decided = sequence    -->   decided == state->sequence; reads them; copies
 //
+// Link sharing: in a step of few tokens the GPU computes the first `link_columns` hidden columns of cold experts itself, reading them from page-locked
+// memory in place, while the CPU branch computes the others of the same experts. Which experts take part, both sides read in tables that change
+// between passes only.
+//
+// What a step does, its request says: the leader follows that, never its own idea of it.
+//
 // A step without cold routes writes nothing: the CPU never hears of it, and JOIN sees state->n_cold == 0. Layers of one GPU run one after the
 // other, so one mailbox serves them all; two contexts of a model must not compute at the same time, which llama.cpp's server never does.
 // The sequence is counted in device memory, so that a replayed CUDA graph, whose arguments are frozen, still sends new numbers.
@@ -33,7 +39,9 @@ struct ostinato_request {
     int32_t  n_tokens;
     int32_t  k;
     int32_t  n_cold;
-    uint32_t padding_0[11];
+    int32_t  is_staged;    // a decision about uploads is waited for
+    int32_t  link_columns; // 0: the CPU branch computes whole experts
+    uint32_t padding_0[9];
 
     uint32_t answer;   // by the CPU, in a cache line of its own
     uint32_t padding_1[15];
@@ -62,6 +70,7 @@ struct ostinato_mailbox_state {
     uint64_t n_published;  // steps with cold routes
     uint64_t n_cold_total;
     uint64_t waited_ns;    // by JOIN
+    uint64_t n_linked;     // cold routes that the link had a share of
 };
 
 struct ostinato_mailbox {

@@ -2,6 +2,8 @@
 
 #include "ops.h"
 
+static_assert(sizeof(ostinato_team) == (ostinato_handoff::HEADER_WORDS - ostinato_handoff::TEAM)*sizeof(int32_t), "the header holds a team");
+
 #include <algorithm>
 
 static int32_t id_at(const ggml_tensor * ids, int64_t token, int64_t position) {
@@ -46,7 +48,7 @@ static void translate(const ggml_tensor * ids, const ggml_tensor * table, int32_
     }
     handoff.header[ostinato_handoff::N_COLD]   = n_cold;
     handoff.header[ostinato_handoff::N_GROUPS] = n_groups;
-    *(ostinato_team *) (handoff.header + ostinato_handoff::TEAM) = { 0, 0, 0 };
+    *(ostinato_team *) (handoff.header + ostinato_handoff::TEAM) = {};
 }
 
 // Runs on one thread: a layer has at most a few thousand routes per forward pass. The counters are read by other threads while a
@@ -141,15 +143,21 @@ ggml_tensor * ostinato_publish(
 
     const int64_t k        = ids->ne[0];
     const int64_t n_tokens = ids->ne[1];
-    const int64_t n_words  = ops.mailbox ? k*n_tokens : ostinato_handoff::words(k*n_tokens);
-    ggml_tensor * args[] = { ids, counts, ops.index_table, x, weights };
-    ggml_tensor * node = custom(ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, n_words, args, 5, publish_cpu, 1, nullptr);
+    const int64_t n_words  = !ops.mailbox ? ostinato_handoff::words(k*n_tokens) : ops.link_table ? 2*k*n_tokens : k*n_tokens;
+    ggml_tensor * args[] = { ids, counts, ops.index_table, x, weights, ops.link_table };
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, n_words, args, ops.link_table ? 6 : 5, publish_cpu, 1, nullptr);
     node->op_params[OSTINATO_PARAM_PHASE] = phase;
-    node->op_params[OSTINATO_PARAM_STAGED] = ops.is_staged;
+    node->op_params[OSTINATO_PARAM_SHARE] = ops.is_staged ? OSTINATO_STAGED : ops.link_table ? ops.link_columns : 0;
     set_layer(node, ops);
 
     *slot_ids = ggml_view_2d(ctx, node, k, n_tokens, k*sizeof(int32_t), 0);
     return node;
+}
+
+ggml_tensor * ostinato_link_ids(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * published) {
+    const int64_t k        = ids->ne[0];
+    const int64_t n_tokens = ids->ne[1];
+    return ggml_view_2d(ctx, published, k, n_tokens, k*sizeof(int32_t), k*n_tokens*sizeof(int32_t));
 }
 
 ggml_tensor * ostinato_stage(

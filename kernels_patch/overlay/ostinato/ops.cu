@@ -38,6 +38,8 @@ struct publish_args {
     int32_t * counts;        // (n_experts) of one phase
     const int32_t * table;   // (n_experts), nullptr: count only
     int32_t * slot_ids;      // (n_routes)
+    const int32_t * link_table; // (n_experts), nullptr: the link has no share
+    int32_t * link_ids;         // (n_routes)
     const float * x;         // (n_inputs)
     const float * weights;   // (n_routes)
     int64_t n_inputs;
@@ -46,6 +48,8 @@ struct publish_args {
     int n_routes;
     int zero_slot;
     int layer;
+    int is_staged;
+    int link_columns;
     ostinato_mailbox mailbox;
 };
 
@@ -62,6 +66,13 @@ static __device__ __forceinline__ void publish_route(const publish_args & a, con
     }
     const int32_t slot = is_valid ? a.table[id] : -1;
     a.slot_ids[route] = slot >= 0 ? slot : a.zero_slot == OSTINATO_NO_ZERO_SLOT ? OSTINATO_SKIPPED_SLOT : a.zero_slot + position;
+    if (a.link_table) {
+        const int32_t link = is_valid && slot < 0 ? a.link_table[id] : -1;
+        a.link_ids[route] = link >= 0 ? link : OSTINATO_SKIPPED_SLOT;
+        if (link >= 0) {
+            atomicAdd((unsigned long long *) &a.mailbox.state->n_linked, 1ull);
+        }
+    }
     if (is_valid && slot < 0 && !a.mailbox.state->failed) {
         const uint32_t i = atomicAdd(n_found, 1);
         a.mailbox.cold[2*i + 0] = id;
@@ -82,6 +93,8 @@ static __device__ __forceinline__ void publish_signal(const publish_args & a, co
     store_volatile(&request->n_tokens, a.n_routes / a.k);
     store_volatile(&request->k,        a.k);
     store_volatile(&request->n_cold,   n_cold);
+    store_volatile(&request->is_staged,    a.is_staged);
+    store_volatile(&request->link_columns, a.link_columns);
     state->n_published  += 1;
     state->n_cold_total += n_cold;
     const uint32_t sequence = state->sequence + 1;
@@ -248,7 +261,13 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
     a.zero_slot = dst->op_params[OSTINATO_PARAM_ZERO_SLOT];
     a.layer     = dst->op_params[OSTINATO_PARAM_LAYER];
     a.mailbox   = *ostinato_mailbox_of(dst);
+    a.is_staged = dst->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_STAGED;
     GGML_ASSERT(a.n_routes <= a.mailbox.max_routes && a.n_inputs <= a.mailbox.max_inputs);
+    if (const ggml_tensor * link_table = dst->src[5]) {
+        a.link_table   = (const int32_t *) link_table->data;
+        a.link_ids     = a.slot_ids + a.n_routes;
+        a.link_columns = dst->op_params[OSTINATO_PARAM_SHARE];
+    }
 
     if (a.n_routes <= SMALL_ROUTES && a.n_inputs <= SMALL_INPUTS) {
         publish_small<<<1, 1024, 0, stream>>>(a);
@@ -258,7 +277,7 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
         publish_done<<<1, 1, 0, stream>>>(a);
     }
     CUDA_CHECK(cudaGetLastError());
-    if (dst->op_params[OSTINATO_PARAM_STAGED]) {
+    if (a.is_staged) {
         fork_upload(a.mailbox, stream);
     }
 }
@@ -480,6 +499,24 @@ static void free_event(int device, void * event) {
     CUDA_CHECK(cudaEventDestroy((cudaEvent_t) event));
 }
 
+static __global__ void read_words(const uint32_t * data, const int64_t n, uint32_t * sink) {
+    uint32_t sum = 0;
+    for (int64_t i = (int64_t) blockIdx.x*blockDim.x + threadIdx.x; i < n; i += (int64_t) gridDim.x*blockDim.x) {
+        sum ^= data[i];
+    }
+    if (sum == 0x5f3759df) { // so that the words are read
+        *sink = sum;
+    }
+}
+
+static bool read_in_place(int device, void * sink, const void * data, size_t bytes) {
+    ggml_cuda_set_device(device);
+    read_words<<<264, 256, 0, cudaStreamPerThread>>>((const uint32_t *) data, bytes/sizeof(uint32_t), (uint32_t *) sink);
+    const bool is_done = cudaGetLastError() == cudaSuccess && cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
+    (void) cudaGetLastError();
+    return is_done;
+}
+
 static void synchronize(int device) {
     ggml_cuda_set_device(device);
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -495,7 +532,7 @@ static bool skips_routes(int device, ggml_type type, int64_t n_experts) {
 void * ostinato_cuda_get_proc_address(const char * name) {
     static const ostinato_cuda_functions functions = {
         allocate_host, free_host, lock_pages, unlock_pages, copy, fill, make_stream, free_stream, make_event, free_event,
-        synchronize, skips_routes,
+        read_in_place, synchronize, skips_routes,
     };
     return strcmp(name, OSTINATO_CUDA_FUNCTIONS) == 0 ? (void *) &functions : nullptr;
 }

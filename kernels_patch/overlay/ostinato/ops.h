@@ -10,6 +10,8 @@
 //              2 index table  [n_experts] i32      handoff.h; [1] without an index    CPU into dst, on a GPU into its mailbox, with
 //              3 layer input  [n_embd, n_tokens]   table                              their weights and the layer's input
 //              4 weights      [1, k, n_tokens]
+//              5 link table   [n_experts] i32      behind them in dst, when there is a link table: link ids [k, n_tokens] of the
+//                                                  cold routes that the link has a share of, skipped else. On GPUs only
 //   STAGE      0 ids          [k, n_tokens] i32    i32 [k, n_tokens]                  waits for the uploads of the step: staging slots of
 //              1 PUBLISH's dst                     routes whose expert was uploaded, skipped else. On GPUs only
 //              2 index table  [n_experts] i32
@@ -38,10 +40,11 @@ constexpr int     OSTINATO_PARAM_OP        = 9;
 constexpr int     OSTINATO_PARAM_PHASE     = 10;
 constexpr int     OSTINATO_PARAM_ZERO_SLOT = 11;         // the first zero slot, or OSTINATO_NO_ZERO_SLOT
 constexpr int     OSTINATO_PARAM_LAYER     = 12;         // what the mailbox calls the layer
-constexpr int     OSTINATO_PARAM_STAGED    = 13;         // of PUBLISH: whether the step may upload
+constexpr int     OSTINATO_PARAM_SHARE     = 13;         // of PUBLISH: OSTINATO_STAGED, or the link's columns, or 0
 constexpr int     OSTINATO_PARAM_MAILBOX   = 14;         // a pointer, in two words; nullptr on the CPU
 
 constexpr int32_t OSTINATO_NO_ZERO_SLOT    = -1;         // routes of cold experts are skipped instead; see skip.h
+constexpr int32_t OSTINATO_STAGED          = -1;         // a STAGE node follows
 
 static_assert(GGML_MAX_OP_PARAMS / sizeof(int32_t) >= OSTINATO_PARAM_MAILBOX + sizeof(void *)/sizeof(int32_t),
     "op_params are too small for Ostinato's operators");
@@ -78,12 +81,17 @@ struct ostinato_layer_ops {
     const ostinato_mailbox * mailbox; // of the layer's GPU, nullptr on the CPU
     int32_t layer;                    // what the mailbox calls the layer
     bool is_staged = false;           // a STAGE node follows
+    ggml_tensor * link_table = nullptr; // of the layer, where the link has a share of its cold routes
+    int32_t link_columns = 0;
 };
 
 // The same, and translates ids: `slot_ids` becomes a view [k, n_tokens] of the node, for the products over the pool.
 ggml_tensor * ostinato_publish(
         ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * x, ggml_tensor * weights,
         int32_t phase, ggml_tensor ** slot_ids);
+
+// Ids [k, n_tokens] for the products that read in place what `published` gave to the link.
+ggml_tensor * ostinato_link_ids(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * published);
 
 // Slot ids in the staging buffer [k, n_tokens], for products that follow `gpu`.
 ggml_tensor * ostinato_stage(

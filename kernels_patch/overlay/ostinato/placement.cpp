@@ -12,6 +12,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
@@ -78,6 +79,7 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
         }
         places.emplace_back(layer.n_experts, nullptr);
         pinned.emplace_back(layer.n_experts, is_pinned(layer.ffn->down));
+        linked.emplace_back(layer.n_experts, 0);
     }
     for (size_t i = 0; i < layers.size(); ++i) {
         size_t g = 0;
@@ -95,8 +97,10 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
         target.pool_layers.push_back({ layers[i].ffn, layers[i].n_experts, is_skipping ? 0 : layers[i].k });
         ostinato_cold_layer cold = { layers[i].cold, host[i].data(), layers[i].n_experts };
         cold.pinned = pinned[i].data();
+        cold.linked = linked[i].data();
         target.client.layers.push_back(cold);
     }
+    add_kinds();
     for (auto & g : groups) {
         const hot_sets none(g->layers.size());
         g->pool = std::make_unique<ostinato_expert_pool>(
@@ -104,6 +108,56 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
         if (g->is_gpu()) {
             add_staging(*g, 0); // so that contexts reserve memory for its product chain
             workers(limits.n_threads).add(&g->client);
+        }
+    }
+}
+
+// Bytes of an expert's place: every weight starts at a cache line.
+static size_t place_bytes(const ostinato_expert_ffn & ffn) {
+    size_t bytes = 0;
+    for (const ggml_tensor * t : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        bytes += t ? (t->nb[2] + 63) & ~(size_t) 63 : 0;
+    }
+    return bytes;
+}
+
+// The distance of two places: whole blocks of every weight, since kernels count in blocks.
+static size_t place_stride(const ostinato_expert_ffn & ffn) {
+    size_t unit = 64;
+    for (const ggml_tensor * t : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        unit = t ? std::lcm(unit, ggml_type_size(t->type)) : unit;
+    }
+    return (place_bytes(ffn) + unit - 1)/unit*unit;
+}
+
+// Layers whose experts have the same weights share a kind of places.
+void ostinato_placement::add_kinds() {
+    kind_of.assign(layers.size(), -1);
+    const auto is_like = [](const ostinato_expert_ffn & a, const ostinato_expert_ffn & b) {
+        for (const auto member : { &ostinato_expert_ffn::gate, &ostinato_expert_ffn::up, &ostinato_expert_ffn::gate_up, &ostinato_expert_ffn::down }) {
+            const ggml_tensor * x = a.*member;
+            const ggml_tensor * y = b.*member;
+            if (!x != !y || (x && (x->type != y->type || x->nb[2] != y->nb[2]))) {
+                return false;
+            }
+        }
+        return true;
+    };
+    for (size_t i = 0; i < layers.size(); ++i) {
+        if (kind_of[i] >= 0 || !groups[group_of[i]]->is_gpu() || is_pinned(layers[i].ffn->down)) {
+            continue;
+        }
+        std::vector<size_t> alike;
+        size_t n_experts = 0;
+        for (size_t j = i; j < layers.size(); ++j) {
+            if (groups[group_of[j]]->is_gpu() && !is_pinned(layers[j].ffn->down) && is_like(*layers[i].ffn, *layers[j].ffn)) {
+                alike.push_back(j);
+                n_experts += layers[j].n_experts;
+            }
+        }
+        const int kind = arena->add_kind(place_stride(*layers[i].ffn), n_experts);
+        for (const size_t j : alike) {
+            kind_of[j] = kind;
         }
     }
 }
@@ -284,17 +338,9 @@ void ostinato_placement::place_cold(const hot_sets & hot) {
         int32_t expert;
     };
     std::vector<transfer> transfers;
-    const auto record_bytes = [&](size_t i) { // every weight of an expert starts at a cache line
-        const ostinato_expert_ffn & ffn = *layers[i].ffn;
-        size_t bytes = 0;
-        for (const ggml_tensor * t : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
-            bytes += t ? (t->nb[2] + 63) & ~(size_t) 63 : 0;
-        }
-        return bytes;
-    };
     for (const bool is_leaving : { true, false }) { // places are free before they are asked for
         for (size_t i = 0; i < layers.size(); ++i) {
-            if (!groups[group_of[i]]->is_gpu() || is_pinned(layers[i].ffn->down)) {
+            if (kind_of[i] < 0) {
                 continue;
             }
             std::vector<uint8_t> is_hot(layers[i].n_experts, 0);
@@ -304,12 +350,12 @@ void ostinato_placement::place_cold(const hot_sets & hot) {
             for (int32_t e = 0; e < layers[i].n_experts; ++e) {
                 char *& place = places[i][e];
                 if (is_leaving && is_hot[e] && place) {
-                    arena->release(place, record_bytes(i));
+                    arena->release(kind_of[i], place);
                     place = nullptr;
                     pinned[i][e] = 0;
                     host[i][e] = ostinato_expert_in_tensors(*layers[i].ffn, e);
                 }
-                if (!is_leaving && !is_hot[e] && !place && (place = arena->allocate(record_bytes(i)))) {
+                if (!is_leaving && !is_hot[e] && !place && (place = arena->allocate(kind_of[i]))) {
                     transfers.push_back({ i, e });
                 }
             }
@@ -352,9 +398,16 @@ ostinato_expert_pool::change ostinato_placement::apply(const hot_sets & hot) {
     }
     place_cold(hot);
     for (auto & g : groups) {
-        if (g->is_gpu() && is_claimed && g->client.speeds.is_default) {
+        if (!g->is_gpu() || !is_claimed) {
+            continue;
+        }
+        if (g->client.speeds.is_default) {
             measure_speeds(*g);
         }
+        if (g->links.empty() && (!g->client.speeds.is_default || limits.link_percent > 0)) {
+            add_links(*g);
+        }
+        write_link_tables(*g);
     }
     return total;
 }
@@ -480,47 +533,170 @@ void ostinato_placement::measure_speeds(group & g) {
         ostinato_cold_layer plain = layer;
         plain.ffn = layers[g.layers[i]].ffn;
         ostinato_cold_workers & team = workers(limits.n_threads);
-        g.client.speeds.cpu_row  = team.measure(plain, experts, 1);
-        g.client.speeds.cpu_rows = team.measure(plain, experts, 16);
+        ostinato_speeds & speeds = g.client.speeds;
+        speeds.cpu_row  = team.measure(plain, experts, 1, experts.size());
+        speeds.cpu_rows = team.measure(plain, experts, 16, experts.size());
 
         const ggml_tensor * down = layer.staging->down;
+        const auto upload_all = [&] { // seconds per byte
+            const int64_t begin_us = ggml_time_us();
+            for (const int32_t e : experts) {
+                g.memory.copy(down->data, layer.host[e].down, down->nb[2]);
+            }
+            return (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*down->nb[2]);
+        };
+        speeds.link = std::min(upload_all(), upload_all());
+
+        constexpr size_t DECODE = 2; // cold experts of a layer in a decode step, about
+        std::atomic<bool> is_measured { false };
+        int64_t bytes_read = 0;
         const int64_t begin_us = ggml_time_us();
-        for (const int32_t e : experts) {
-            g.memory.copy(down->data, layer.host[e].down, down->nb[2]);
-        }
-        g.client.speeds.is_default = false;
-        g.client.speeds.link = (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*down->nb[2]);
-        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 16, %.1f GB/s over the link; %d threads\n", __func__,
-            ggml_backend_dev_name(g.device), 1e-9/g.client.speeds.cpu_row, 1e-9/g.client.speeds.cpu_rows, 1e-9/g.client.speeds.link, team.n_threads());
+        std::thread reads([&] {
+            do {
+                for (const int32_t e : experts) {
+                    g.memory.cuda->read_in_place(g.memory.device, down->data, layer.host[e].down, down->nb[2]);
+                    bytes_read += (int64_t) down->nb[2];
+                }
+            } while (!is_measured.load());
+        });
+        speeds.cpu_row_beside_link = team.measure(plain, experts, 1, DECODE);
+        is_measured.store(true);
+        reads.join();
+        speeds.in_place_beside_cpu = (ggml_time_us() - begin_us)*1e-6/bytes_read;
+        speeds.cpu_row    = std::min(speeds.cpu_row, speeds.cpu_row_beside_link); // else its own measurement was disturbed
+        speeds.is_default = false;
+        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 16, %.1f GB/s over the link, %.1f and %.1f GB/s at once; "
+            "%d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
+            1e-9/speeds.cpu_row_beside_link, 1e-9/speeds.in_place_beside_cpu, team.n_threads());
         return;
     }
 }
 
-// After a pass that waited in vain: both sides start anew, and the pass that is beginning reports the failure.
-void ostinato_placement::recover(group & g) {
-    LLAMA_LOG_ERROR("%s: %s waited %.1f s in vain for the CPU branch; the results of the last pass are void\n", __func__,
-        ggml_backend_dev_name(g.device), limits.timeout_ns*1e-9);
-    g.memory.cuda->synchronize(g.memory.device);
-    workers(limits.n_threads).settle(g.client);
-    ostinato_mailbox_state state;
-    g.memory.copy(&state, g.mailbox.state, sizeof(state));
-    state.n_found = state.n_cold = state.failed = 0;
-    g.memory.copy(g.mailbox.state, &state, sizeof(state));
-    __atomic_store_n(&g.mailbox.request->failed, 0, __ATOMIC_RELEASE);
+// Hidden columns that the link gets of the group's layer: where both sides work at their speeds, they end together (paper 3.4).
+int32_t ostinato_placement::link_columns(const group & g, size_t i) const {
+    const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
+    const bool has_kernels = g.pool_layers[i].n_zero_slots == 0 && (ffn.gate || ffn.gate_up);
+    if (!has_kernels || limits.link_percent < 0 || ffn.n_ff() % ostinato_link_step(ffn) != 0) {
+        return 0;
+    }
+    const double link = 1.0/g.client.speeds.in_place_beside_cpu;
+    const double cpu  = 1.0/g.client.speeds.cpu_row_beside_link;
+    const double share = limits.link_percent > 0 ? limits.link_percent/100.0 : link/(link + cpu);
+    const int64_t step = ostinato_link_step(ffn);
+    return (int32_t) std::min((int64_t) (share*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step);
 }
 
-bool ostinato_placement::begin_pass() {
-    bool is_sound = true;
-    for (const auto & g : groups) {
-        if (g->is_gpu()) {
-            workers(limits.n_threads).wake();
-            if (__atomic_load_n(&g->mailbox.request->failed, __ATOMIC_ACQUIRE)) {
-                recover(*g);
-                is_sound = false;
-            }
-        }
+void ostinato_placement::add_links(group & g) {
+    size_t bytes = 0;
+    for (const size_t i : g.layers) {
+        bytes += (layers[i].n_experts*sizeof(int32_t) + 255)/256*256;
     }
-    return is_sound;
+    g.link_buffer.reset(ggml_backend_buft_alloc_buffer(g.memory.buft, bytes));
+    if (!g.link_buffer) {
+        return; // the CPU branch computes everything
+    }
+    ggml_backend_buffer_set_usage(g.link_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    g.link_ctx.reset(ggml_init({ 4*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    g.links.resize(g.layers.size());
+    char * table = (char *) ggml_backend_buffer_get_base(g.link_buffer.get());
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_placed_layer & layer = layers[g.layers[i]];
+        const ostinato_expert_ffn & ffn = *layer.ffn;
+        const int32_t columns = link_columns(g, i);
+        const int kind = kind_of[g.layers[i]];
+        char * place = kind >= 0 ? arena->base(kind) : nullptr;
+        if (columns == 0 || (!place && !is_pinned(ffn.down))) {
+            continue;
+        }
+        ostinato_link & link = g.links[i];
+        const size_t stride = kind >= 0 ? place_stride(ffn) : 0;
+        const auto view = [&](const ggml_tensor * weight, char * data, int64_t n_columns, int64_t n_rows) {
+            ggml_tensor * t = ggml_new_tensor_3d(g.link_ctx.get(), weight->type, n_columns, n_rows, 1 << 20); // as many as ids name
+            ggml_format_name(t, "%s (link)", weight->name);
+            t->nb[1]  = weight->nb[1];
+            t->nb[2]  = kind >= 0 ? stride : weight->nb[2];
+            t->nb[3]  = t->nb[2]*t->ne[2];
+            t->buffer = g.link_buffer.get();
+            t->data   = data;
+            return t;
+        };
+        size_t offset = 0;
+        const auto next = [&](const ggml_tensor * weight) { // where the weight is in a place, or the loader put it
+            char * data = kind >= 0 ? place + offset : (char *) weight->data;
+            offset += (weight->nb[2] + 63) & ~(size_t) 63;
+            return data;
+        };
+        if (ffn.gate_up) {
+            char * data = next(ffn.gate_up);
+            link.experts.gate = view(ffn.gate_up, data, ffn.n_in(), columns);
+            link.experts.up   = view(ffn.gate_up, data + ffn.n_ff()*ffn.gate_up->nb[1], ffn.n_in(), columns);
+        } else {
+            link.experts.gate = view(ffn.gate, next(ffn.gate), ffn.n_in(), columns);
+            link.experts.up   = view(ffn.up, next(ffn.up), ffn.n_in(), columns);
+        }
+        link.experts.down = view(ffn.down, next(ffn.down), columns, ffn.n_out());
+        link.columns = columns;
+        link.table   = ggml_new_tensor_1d(g.link_ctx.get(), GGML_TYPE_I32, layer.n_experts);
+        link.table->buffer = g.link_buffer.get();
+        link.table->data   = table;
+        table += (layer.n_experts*sizeof(int32_t) + 255)/256*256;
+    }
+}
+
+// Which experts the GPU can read. Kernels count blocks in 32 bits.
+void ostinato_placement::write_link_tables(group & g) {
+    for (size_t i = 0; i < g.links.size(); ++i) {
+        const ostinato_link & link = g.links[i];
+        if (link.columns == 0) {
+            continue;
+        }
+        const size_t layer = g.layers[i];
+        const int kind     = kind_of[layer];
+        size_t stride_blocks = 0;
+        for (const ggml_tensor * t : { link.experts.gate, link.experts.up, link.experts.down }) {
+            stride_blocks = std::max(stride_blocks, t->nb[2]/ggml_type_size(t->type));
+        }
+        std::vector<int32_t> table(layers[layer].n_experts, -1);
+        for (int32_t e = 0; e < layers[layer].n_experts; ++e) {
+            int64_t place = e;
+            if (kind >= 0) {
+                place = places[layer][e] ? (places[layer][e] - arena->base(kind))/(int64_t) link.experts.down->nb[2] : -1;
+            }
+            const bool is_linked = place >= 0 && (place + 1)*(int64_t) stride_blocks <= std::numeric_limits<int32_t>::max();
+            linked[layer][e] = is_linked;
+            table[e] = is_linked ? (int32_t) place : -1;
+        }
+        g.memory.copy(link.table->data, table.data(), table.size()*sizeof(int32_t));
+    }
+}
+
+const ostinato_link * ostinato_placement::link(size_t layer, int64_t n_tokens) const {
+    const group & g = *groups[group_of[layer]];
+    if (g.links.empty() || n_tokens > limits.link_tokens || staging(layer, n_tokens)) {
+        return nullptr;
+    }
+    const ostinato_link & link = g.links[index_in_group[layer]];
+    return link.columns > 0 ? &link : nullptr;
+}
+
+void ostinato_placement::begin_pass() {
+    check_answers();
+    if (arena) {
+        workers(limits.n_threads).wake();
+    }
+}
+
+// The results of a pass that waited in vain are void, and so is what it left in the KV cache for all that follows. Nothing of it may be read.
+void ostinato_placement::check_answers() const {
+    for (const auto & g : groups) {
+        if (!g->is_gpu() || !__atomic_load_n(&g->mailbox.request->failed, __ATOMIC_ACQUIRE)) {
+            continue;
+        }
+        const ostinato_request & request = *g->mailbox.request;
+        LLAMA_LOG_ERROR("%s: layer %d, %d tokens, %d cold routes: step %u, decided %u with %d copies, answered %u\n", __func__,
+            request.layer, request.n_tokens, request.n_cold, request.sequence, request.decided, request.n_copies, request.answer);
+        GGML_ABORT("%s waited %.1f s in vain for the CPU branch", ggml_backend_dev_name(g->device), limits.timeout_ns*1e-9);
+    }
 }
 
 void ostinato_placement::synchronize() const {
@@ -558,6 +734,7 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
             v.published   = state.n_published;
             v.cold_routes = state.n_cold_total;
             v.waited_ns   = state.waited_ns;
+            v.linked      = state.n_linked;
         }
         v.cpu_routes     = g->client.n_cpu_routes;
         v.cpu_busy_ns    = g->client.busy_ns;
@@ -565,6 +742,15 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
         v.uploaded_bytes = g->client.uploaded_bytes;
         v.staging_bytes  = g->staging_buffer ? ggml_backend_buffer_get_size(g->staging_buffer.get()) : 0;
         v.speeds         = g->client.speeds;
+        for (size_t i = 0; i < g->links.size() && v.link_columns == 0; ++i) {
+            v.link_columns   = g->links[i].columns;
+            v.hidden_columns = layers[g->layers[i]].ffn->n_ff();
+        }
+        v.prefill        = g->client.times.prefill_sums();
+        for (size_t n = 0; g->is_gpu() && n < g->layers.size(); ++n) {
+            const ostinato_placed_layer & layer = layers[g->layers[n]];
+            v.decode.push_back(g->client.times.decode_of((int32_t) n, layer.il, (int64_t) ostinato_expert_bytes(*layer.ffn)));
+        }
         views.push_back(std::move(v));
     }
     return views;

@@ -33,12 +33,21 @@ struct ostinato_placed_layer {
 // Limits that stand for a smaller machine, and room for others.
 struct ostinato_limits {
     size_t pool_bytes   = std::numeric_limits<size_t>::max(); // of each GPU
-    size_t pin_bytes    = std::numeric_limits<size_t>::max();
+    size_t pin_bytes    = ostinato_host_arena::TO_SPARE;
     size_t margin_bytes = 1024ull*1024*1024; // of each GPU, left free
     int    n_threads    = 0;                 // 0: as many as are worth having
     uint64_t timeout_ns = 20'000'000'000;
-    ostinato_upload_limits upload;
+    ostinato_upload_limits upload = { 32, std::numeric_limits<int64_t>::max() };
+    int64_t link_tokens  = 4; // steps of at most so many tokens have a part of their cold experts read in place by the GPU;
+    int32_t link_percent = 0; // of the hidden columns: 0: by the measured speeds, -1: none
     double  staging_share = 0.125; // of the pool's memory, at most, for the staging buffer
+};
+
+// The GPU's share of a layer's cold routes in steps of few tokens: the first `columns` hidden columns, read from page-locked memory in place.
+struct ostinato_link {
+    ostinato_expert_ffn experts;      // gate, up and down, `columns` wide, one expert per place in host memory
+    ggml_tensor * table   = nullptr;  // [n_experts] i32: the place of an expert, -1 where the GPU cannot read it
+    int32_t       columns = 0;        // 0: no share
 };
 
 struct ostinato_memory_view {
@@ -48,12 +57,17 @@ struct ostinato_memory_view {
     uint64_t published   = 0; // steps of layers with cold routes
     uint64_t cold_routes = 0;
     uint64_t waited_ns   = 0; // by the GPU, for the CPU branch
-    uint64_t cpu_routes  = 0; // cold routes that the CPU branch computed
+    uint64_t linked      = 0; // cold routes that the link had a share of
+    uint64_t cpu_routes  = 0; // cold routes that the CPU branch computed, or a share of
     uint64_t cpu_busy_ns = 0;
     uint64_t uploaded    = 0; // experts
     uint64_t uploaded_bytes = 0;
     size_t staging_bytes = 0;
     ostinato_speeds speeds;
+    int32_t link_columns = 0; // of the first layer that has a share
+    int64_t hidden_columns = 0;
+    std::vector<ostinato_layer_times> decode; // by layer
+    ostinato_pass_times prefill;
     bool is_gpu = false;
 };
 
@@ -83,8 +97,11 @@ public:
     // A graph for so many tokens is about to be built.
     void reserve(int64_t n_tokens);
 
-    // A pass is about to be submitted. False where an earlier one failed.
-    bool begin_pass();
+    // A pass is about to be submitted.
+    void begin_pass();
+
+    // Ends the process where a pass waited in vain, before anybody reads its results.
+    void check_answers() const;
 
     // Waits for what the GPUs are computing.
     void synchronize() const;
@@ -97,6 +114,9 @@ public:
 
     // The staging buffer as the layer's experts, nullptr where passes of so many tokens upload none.
     const ostinato_expert_ffn * staging(size_t layer, int64_t n_tokens) const;
+
+    // The link's share of the layer's cold routes in passes of so many tokens, nullptr for none.
+    const ostinato_link * link(size_t layer, int64_t n_tokens) const;
 
     std::vector<ostinato_memory_view> view() const;
     size_t pool_bytes() const;
@@ -120,16 +140,23 @@ private:
         ggml_backend_buffer_ptr staging_buffer;
         std::vector<ostinato_expert_ffn> staging; // by layer; empty without a buffer
 
+        ggml_context_ptr        link_ctx;
+        ggml_backend_buffer_ptr link_buffer; // the tables
+        std::vector<ostinato_link> links;    // by layer; empty before speeds are known
+
         bool is_gpu() const { return memory.cuda != nullptr; }
     };
 
     void add_group(ggml_backend_dev_t device);
+    void add_kinds();
     void add_staging(group & g, size_t bytes);
     void measure_speeds(group & g);
+    void add_links(group & g);
+    void write_link_tables(group & g);
+    int32_t link_columns(const group & g, size_t i) const;
     ostinato_expert_pool::hot_sets part_of(const group & g, const ostinato_expert_pool::hot_sets & hot) const;
     void place_cold(const ostinato_expert_pool::hot_sets & hot);
     void free_mailbox(group & g);
-    void recover(group & g);
 
     std::vector<ostinato_placed_layer> layers;
     ostinato_limits limits;
@@ -141,5 +168,7 @@ private:
     std::vector<std::vector<ostinato_host_expert>> host; // by layer and expert: where its weights are in host memory
     std::vector<std::vector<char *>> places;             // by layer and expert: in the arena, or nullptr
     std::vector<std::vector<uint8_t>> pinned;            // by layer and expert: whether `host` is page-locked
+    std::vector<std::vector<uint8_t>> linked;            // by layer and expert: whether its layer's link can read it
+    std::vector<int> kind_of;                            // by layer: of its places in the arena, -1 for none
     bool is_claimed = false;
 };

@@ -17,6 +17,7 @@
 #endif
 
 static constexpr int64_t SPLIT_BLOCK = 32; // columns per scale of a Q8_0 row
+static constexpr int64_t PREFETCH    = 2048; // bytes ahead
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t) 63;
@@ -25,6 +26,13 @@ static size_t align64(size_t n) {
 #ifdef OSTINATO_X86
 
 #define OSTINATO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+
+// The rows of a unit of work follow each other in memory, and the processor's own prefetching ends at pages.
+static inline void prefetch(const void * w, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) {
+        _mm_prefetch((const char *) w + PREFETCH + i, _MM_HINT_T0);
+    }
+}
 
 // Scales of MXFP4 blocks, halved, since its code values are doubled to be integers.
 struct e8m0_table {
@@ -98,6 +106,7 @@ OSTINATO_AVX512 static inline void dot_split(
         sum[i] = _mm512_setzero_ps();
     }
     for (int64_t b = 0; b < n/SPLIT_BLOCK; b += 2) {
+        prefetch(blocks + b, 2*sizeof(typename decode::block));
         const decoded_pair p = decode::pair(blocks + b);
         const __m512 scale_w = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(p.scale[0]), _mm512_set1_ps(p.scale[1]));
         for (int i = 0; i < M; ++i) {
@@ -127,6 +136,7 @@ OSTINATO_AVX512 static inline void dot_q4_K(
     const __m256i low = _mm256_set1_epi8(0x0f);
     for (int64_t b = 0; b < n/QK_K; ++b) {
         const block_q4_K & block = blocks[b];
+        prefetch(blocks + b, sizeof(block));
         const float d    = _cvtsh_ss(block.d);
         const float dmin = _cvtsh_ss(block.dmin);
 
@@ -182,6 +192,7 @@ OSTINATO_AVX512 static inline void dot_q6_K(
     const __m512i low = _mm512_set1_epi8(0x0f);
     const __m512i two = _mm512_set1_epi8(0x03);
     for (int64_t b = 0; b < n/QK_K; ++b) {
+        prefetch(blocks + b, sizeof(block_q6_K));
         const block_q6_K & block = blocks[b];
         const float d = _cvtsh_ss(block.d);
         const __m128i scales8 = _mm_loadu_si128((const __m128i *) block.scales);

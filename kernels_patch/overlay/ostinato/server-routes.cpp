@@ -2,6 +2,7 @@
 
 #include "ostinato.h"
 
+#include "engine.h"
 #include "server-routes.h"
 
 #include "server-common.h"
@@ -71,6 +72,51 @@ static json describe_residency(const llama_model * model) {
         { "hot_experts", status.n_hot },
         { "pool_bytes",  status.pool_bytes },
     };
+}
+
+// Decode steps of one token whose layer had 1, 2, … cold routes, and what the CPU branch took for them together; layers without any are left out.
+static json describe_decode(const ostinato_memory_view & device) {
+    json out = json::array();
+    for (const ostinato_layer_times & times : device.decode) {
+        std::vector<uint64_t> steps = times.steps;
+        while (!steps.empty() && steps.back() == 0) {
+            steps.pop_back();
+        }
+        json ms = json::array();
+        for (size_t i = 0; i < steps.size(); ++i) {
+            ms.push_back(times.ns[i]/1e6);
+        }
+        if (!steps.empty()) {
+            out.push_back({{ "layer", times.il }, { "expert_bytes", times.expert_bytes }, { "steps", steps }, { "cpu_ms", ms }});
+        }
+    }
+    return out;
+}
+
+// What the CPU branch took, as the cost model needs it: by device. Null where experts are not divided between two branches.
+static json describe_cpu_branch(const llama_model * model) {
+    const auto entry = ostinato_find_model(model);
+    if (!entry) {
+        return nullptr;
+    }
+    const ostinato_residency_view view = ostinato_view_residency(*entry);
+    if (!view.has_placement) {
+        return nullptr;
+    }
+    json out = json::array();
+    for (const ostinato_memory_view & device : view.devices) {
+        out.push_back({
+            { "name",   device.device },
+            { "decode", describe_decode(device) },
+            { "prefill", {
+                { "steps",            device.prefill.steps },
+                { "cpu_routes",       device.prefill.n_routes },
+                { "cpu_ms",           device.prefill.ns/1e6 },
+                { "cpu_ms_predicted", device.prefill.predicted_ns/1e6 },
+            }},
+        });
+    }
+    return out;
 }
 
 static json describe_devices(const llama_model * model) {
@@ -169,6 +215,7 @@ static server_http_res_ptr get_status(const server_http_req &) {
         { "residency", describe_residency(model) },
         { "devices",    devices },
         { "pool_bytes", pool_bytes },
+        { "cpu_branch", describe_cpu_branch(model) },
         { "memory",     model ? describe_memory(served_context(), devices) : json(nullptr) },
     });
 }

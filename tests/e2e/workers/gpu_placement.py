@@ -15,22 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from ostinatod.bindings import PlacementOptions, load_bindings
+from ostinatod.bindings import NEVER, PlacementOptions, load_bindings
 from ostinatod.verification import nmse
 from tests.e2e.workers.architecture import LOG_LEVEL_ERROR, placements
 from tests.e2e.workers.placement import UBATCHES, Model
 
 PASSES = (*UBATCHES, 2, 4, 7, 9, 64, 249, 1, 1, 512, 1)
-NEVER = 1 << 30
 
-MODES = {
-    "split": {"upload_tokens": NEVER},
+MODES: dict[str, dict[str, Any]] = {
+    "split": {"upload_tokens": NEVER, "link_percent": -1},
+    "link": {"upload_tokens": NEVER, "link_percent": 50},
     "choice": {"upload_tokens": 32},
     "upload": {"upload_tokens": 9, "upload_all_tokens": 9},
 }
-"""The CPU branch alone; a choice per expert between it and uploads; uploads alone, as far as staging goes."""
+"""The CPU branch alone; the same with a share for the GPU in steps of few tokens; a choice per expert between it and
+uploads; uploads alone, as far as staging goes."""
 
-POOL_SHARE = {"split": 1.0, "choice": 0.75, "upload": 0.75}
+POOL_SHARE = {"split": 1.0, "link": 1.0, "choice": 0.75, "upload": 0.75}
 """Of the size of the file: with uploads not everything may be hot."""
 
 
@@ -56,7 +57,7 @@ def main(libraries: str, model_path: str, out: str) -> None:
         shape = model.shape
     cases = []
     for mode, options in MODES.items():
-        pool_bytes = int(path.stat().st_size * POOL_SHARE[mode]) + (64 << 20 if mode == "split" else 0)
+        pool_bytes = int(path.stat().st_size * POOL_SHARE[mode]) + (64 << 20 if POOL_SHARE[mode] == 1.0 else 0)
         for name, hot in placements(shape).items():
             bindings.configure(placement=PlacementOptions(timeout_ms=5000, pool_bytes=pool_bytes, **options))
             with Model(bindings, path, "gpu_host_experts") as model:

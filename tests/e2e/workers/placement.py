@@ -1,7 +1,8 @@
 """placement.py LIBRARIES MODEL OUT.npz: logits of one model under several placements of its experts, and without any.
 
 Each placement evaluates the same passes in a context of its own. Writes (n_tokens, n_vocab) float32 arrays: "stock",
-"all_hot", "all_cold", "half", "random", and "random_1_thread" with one CPU thread.
+"all_hot", "all_cold", "half", "random", and "random_2_threads". The others have one thread: on a machine that is busy
+with something else, several would wait for each other, spinning.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,41 +77,58 @@ class Model:
         self, tokens: Sequence[int], passes: Sequence[int] = UBATCHES, output: Output = "logits", n_threads: int = 2
     ) -> NDArray[np.float32]:
         """(sum of passes, outputs) of one sequence, `passes` tokens at a time, in a context of its own."""
+        n_ubatch = max(512, -(-sum(passes) // 256) * 256)
+        return np.concatenate(list(self.each_pass(tokens, passes, output, n_threads, n_ubatch=n_ubatch)))
+
+    def each_pass(
+        self,
+        tokens: Sequence[int],
+        passes: Sequence[int],
+        output: Output = "logits",
+        n_threads: int = 2,
+        *,
+        n_ubatch: int,
+        on_node: Any = None,
+    ) -> Iterator[NDArray[np.float32]]:
+        """The outputs (n_tokens, outputs) of one pass after the other; `on_node` is an evaluation callback."""
         core = self._core
         params = core.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = max(512, -(-sum(passes) // 256) * 256)
+        params.n_ctx = max(512, -(-sum(passes) // 256) * 256)
+        params.n_batch = params.n_ubatch = n_ubatch
         params.n_threads = params.n_threads_batch = n_threads
         params.embeddings = output == "embeddings"
         params.pooling_type = core.LLAMA_POOLING_TYPE_NONE
         params.ctx_type = CONTEXT_TYPE_MTP if output == "draft" else 0
+        if on_node is not None:
+            params.cb_eval = on_node
         context = core.llama_init_from_model(self.handle, params)
         if not context:
             raise RuntimeError("no context can be made of this model")
-        n_embd = core.llama_model_n_embd(self.handle)
-        states = np.random.default_rng(5).standard_normal((sum(passes), n_embd)).astype(np.float32)
         batch = core.llama_batch_ext_init(context)
-        rows = []
-        position = 0
-        for n_tokens in passes:
-            core.llama_batch_ext_clear(batch)
-            for i in range(n_tokens):
-                core.llama_batch_ext_add_token(batch, 0, tokens[position])
-                core.llama_batch_ext_set_pos(batch, i, (core.llama_pos * 4)(position, position, position, 0))
-                core.llama_batch_ext_set_output_logits(batch, i, True)
-                if output == "draft":
-                    state = core.llama_embd(states[position].ctypes.data_as(ctypes.POINTER(ctypes.c_float)), 1, n_embd)
-                    core.llama_batch_ext_set_embd_token(batch, i, state)
-                position += 1
-            if core.llama_process(context, core.LLAMA_PROCESS_TYPE_DECODE, batch) != 0:
-                raise RuntimeError(f"a pass of {n_tokens} tokens failed")
-            if output == "embeddings":
-                row, width = core.llama_get_embeddings(context), n_embd
-            else:
-                row, width = core.llama_get_logits(context), self.n_vocab
-            rows.append(np.ctypeslib.as_array(row, (n_tokens, width)).copy())
-        core.llama_batch_ext_free(batch)
-        core.llama_free(context)
-        return np.concatenate(rows)
+        try:
+            n_embd = core.llama_model_n_embd(self.handle)
+            states = np.random.default_rng(5).standard_normal((sum(passes), n_embd)).astype(np.float32)
+            position = 0
+            for n_tokens in passes:
+                core.llama_batch_ext_clear(batch)
+                for i in range(n_tokens):
+                    core.llama_batch_ext_add_token(batch, 0, tokens[position])
+                    core.llama_batch_ext_set_pos(batch, i, (core.llama_pos * 4)(position, position, position, 0))
+                    core.llama_batch_ext_set_output_logits(batch, i, True)
+                    if output == "draft":
+                        state = states[position].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+                        core.llama_batch_ext_set_embd_token(batch, i, core.llama_embd(state, 1, n_embd))
+                    position += 1
+                if core.llama_process(context, core.LLAMA_PROCESS_TYPE_DECODE, batch) != 0:
+                    raise RuntimeError(f"a pass of {n_tokens} tokens failed")
+                if output == "embeddings":
+                    row, width = core.llama_get_embeddings(context), n_embd
+                else:
+                    row, width = core.llama_get_logits(context), self.n_vocab
+                yield np.ctypeslib.as_array(row, (n_tokens, width)).copy()
+        finally:
+            core.llama_batch_ext_free(batch)
+            core.llama_free(context)
 
 
 def text_tokens(core: Any, vocab: Any) -> list[int]:
@@ -128,7 +146,7 @@ def main(libraries: str, model_path: str, out: str) -> None:
     core.llama_backend_init()
     bindings.count_routes(True)
 
-    def logits(placement: str, n_threads: int = 2) -> NDArray[np.float32]:
+    def logits(placement: str, n_threads: int = 1) -> NDArray[np.float32]:
         with Model(bindings, Path(model_path)) as model:
             rng = np.random.default_rng(11)
             hot = {
@@ -142,7 +160,7 @@ def main(libraries: str, model_path: str, out: str) -> None:
             return model.evaluate(text_tokens(core, model.vocab), n_threads=n_threads)
 
     results: dict[str, Any] = {name: logits(name) for name in ("stock", "all_hot", "all_cold", "half", "random")}
-    np.savez(out, random_1_thread=logits("random", n_threads=1), **results)
+    np.savez(out, random_2_threads=logits("random", n_threads=2), **results)
 
 
 if __name__ == "__main__":

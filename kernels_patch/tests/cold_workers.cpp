@@ -1,0 +1,355 @@
+// cold_workers [STEPS]: the resident threads of the CPU branch against the same step computed in place by one thread, bit for bit.
+//
+// Plays the GPU's part of mailbox.h on a machine without one: publishes steps with random routes in random order, waits for the answer, and takes
+// uploads and shares of the link where a step has them. Thousands of steps of one to some tokens, two clients by turns, teams of one to three
+// threads, pauses in which the threads fall asleep with and without being woken, a step that was waited for in vain, and a thread that stalls or
+// ends.
+//
+// Prints nothing and returns 0, or one line per failure and 1. Compiled and run by tests/e2e/test_bitwise.py.
+
+#include "ostinato/cold-workers.h"
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "ggml-cpu.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int32_t N_EXPERTS  = 24;
+constexpr int32_t K          = 4;
+constexpr int64_t N          = 256; // of every dimension
+constexpr int32_t MAX_TOKENS = 48;
+constexpr int32_t N_STAGED   = 3;   // slots of the staging buffer
+
+int n_failed = 0;
+
+// What the leader does at its next step.
+std::atomic<int> stall_ms { 0 };
+const std::thread::id main_thread = std::this_thread::get_id();
+
+void fail(const char * what, int step, long long found) {
+    if (n_failed++ < 20) {
+        printf("step %d: %s (%lld)\n", step, what, found);
+    }
+}
+
+// One layer's experts in host memory, and a staging buffer that holds some of them.
+struct experts {
+    ostinato_expert_ffn ffn;
+    ostinato_expert_ffn staging;
+    std::vector<ostinato_host_expert> host;
+    std::vector<uint8_t> pinned = std::vector<uint8_t>(N_EXPERTS, 1);
+    std::vector<uint8_t> linked = std::vector<uint8_t>(N_EXPERTS, 0);
+
+    experts(ggml_type type, uint32_t seed) {
+        ctx.reset(ggml_init({ 8*ggml_tensor_overhead(), nullptr, true }));
+        const auto weight = [&](int64_t n) { return ggml_new_tensor_3d(ctx.get(), type, N, N, n); };
+        ggml_tensor * all[] = { weight(N_EXPERTS), weight(N_EXPERTS), weight(N_EXPERTS) };
+        staging.gate = weight(N_STAGED);
+        staging.up   = weight(N_STAGED);
+        staging.down = weight(N_STAGED);
+        buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type()));
+        std::mt19937 random(seed);
+        std::normal_distribution<float> normal(0.0f, 0.1f);
+        for (ggml_tensor * t : all) {
+            std::vector<float> values(ggml_nelements(t));
+            std::generate(values.begin(), values.end(), [&] { return normal(random); });
+            ggml_quantize_chunk(type, values.data(), t->data, 0, ggml_nrows(t), N, nullptr);
+        }
+        ffn.gate = all[0];
+        ffn.up   = all[1];
+        ffn.down = all[2];
+        for (int32_t e = 0; e < N_EXPERTS; ++e) {
+            host.push_back(ostinato_expert_in_tensors(ffn, e));
+            pinned[e] = e % 5 != 0;
+            linked[e] = e % 3 != 0;
+        }
+    }
+
+private:
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
+};
+
+// What a GPU and its mailbox have, in plain memory.
+struct client {
+    ostinato_request request = {};
+    std::vector<int32_t> cold    = std::vector<int32_t>(2*MAX_TOKENS*K);
+    std::vector<float>   weights = std::vector<float>(MAX_TOKENS*K);
+    std::vector<float>   x       = std::vector<float>(MAX_TOKENS*N);
+    std::vector<float>   out     = std::vector<float>(MAX_TOKENS*N);
+    std::vector<ostinato_copy> copies = std::vector<ostinato_copy>(4*N_EXPERTS);
+    std::vector<int32_t> slots   = std::vector<int32_t>(N_EXPERTS);
+    ostinato_mailbox mailbox;
+    ostinato_cold_client served;
+
+    explicit client(experts & layer) {
+        mailbox.request       = &request;
+        mailbox.cold          = cold.data();
+        mailbox.weights       = weights.data();
+        mailbox.x             = x.data();
+        mailbox.out           = out.data();
+        mailbox.copies        = copies.data();
+        mailbox.decided_slots = slots.data();
+        mailbox.n_experts     = N_EXPERTS;
+        served.mailbox        = &mailbox;
+        ostinato_cold_layer entry = { &layer.ffn, layer.host.data(), N_EXPERTS };
+        entry.staging = &layer.staging;
+        entry.pinned  = layer.pinned.data();
+        entry.linked  = layer.linked.data();
+        served.layers.push_back(entry);
+    }
+};
+
+// A step's cold routes, in the order of the experts, without those of `uploaded`.
+struct reference {
+    std::vector<int32_t> cold;
+    std::vector<int32_t> groups;
+
+    reference(const std::vector<std::pair<int32_t, int32_t>> & routes, const std::set<int32_t> & uploaded) {
+        std::vector<std::pair<int32_t, int32_t>> sorted = routes;
+        std::sort(sorted.begin(), sorted.end());
+        for (const auto & [expert, route] : sorted) {
+            if (uploaded.count(expert)) {
+                continue;
+            }
+            if (groups.empty() || groups[groups.size() - 2] != expert) {
+                groups.push_back(expert);
+                groups.push_back(0);
+            }
+            cold.push_back(route);
+            groups.back() = (int32_t) cold.size();
+        }
+    }
+
+    std::vector<float> compute(const client & c, const ostinato_cold_layer & layer, int32_t n_tokens, int32_t link_columns) const {
+        std::vector<char> scratch(ostinato_cold_scratch_bytes(*layer.ffn, cold.size(), n_tokens) + 64);
+        std::vector<float> out(n_tokens*N);
+        ostinato_team team = {};
+        ostinato_cold_step step = {};
+        step.ffn      = layer.ffn;
+        step.host     = layer.host;
+        step.k        = K;
+        step.n_tokens = n_tokens;
+        step.n_cold   = (int32_t) cold.size();
+        step.n_groups = (int32_t) groups.size()/2;
+        step.cold     = cold.data();
+        step.groups   = groups.data();
+        step.x        = c.x.data();
+        step.weights  = c.weights.data();
+        step.out      = out.data();
+        step.scratch  = (char *) (((uintptr_t) scratch.data() + 63) & ~(uintptr_t) 63);
+        step.team     = &team;
+        step.linked       = link_columns > 0 ? layer.linked : nullptr;
+        step.link_columns = link_columns;
+        ostinato_compute_cold(step, 0, 1);
+        return out;
+    }
+};
+
+bool wait_for(const uint32_t & word, uint32_t value, std::chrono::milliseconds longest) {
+    const auto ends_at = std::chrono::steady_clock::now() + longest;
+    while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value) {
+        if (std::chrono::steady_clock::now() > ends_at) {
+            return false;
+        }
+        std::this_thread::yield();
+    }
+    return true;
+}
+
+class gpu {
+public:
+    gpu(ostinato_cold_workers & workers, experts & layer, uint32_t seed) : workers(workers), layer(layer), c(layer), random(seed) {
+        workers.reserve(layer.ffn, MAX_TOKENS*K, MAX_TOKENS);
+        workers.add(&c.served);
+    }
+
+    ~gpu() { workers.remove(&c.served); }
+
+    // Some tokens' cold routes, as PUBLISH lists them.
+    void publish(int32_t n_tokens, bool is_staged, int32_t link_columns) {
+        std::normal_distribution<float> normal;
+        std::generate(c.x.begin(), c.x.end(), [&] { return normal(random); });
+        std::generate(c.weights.begin(), c.weights.end(), [&] { return normal(random); });
+        std::vector<int32_t> experts(N_EXPERTS);
+        for (int32_t e = 0; e < N_EXPERTS; ++e) {
+            experts[e] = e;
+        }
+        routes.clear();
+        for (int32_t t = 0; t < n_tokens; ++t) {
+            std::shuffle(experts.begin(), experts.end(), random);
+            for (int32_t i = 0; i < K; ++i) {
+                if (random() % 3 != 0 || (t == 0 && i == 0)) {
+                    routes.emplace_back(experts[i], t*K + i);
+                }
+            }
+        }
+        std::shuffle(routes.begin(), routes.end(), random);
+        for (size_t i = 0; i < routes.size(); ++i) {
+            c.cold[2*i]     = routes[i].first;
+            c.cold[2*i + 1] = routes[i].second;
+        }
+        c.request.layer        = 0;
+        c.request.n_tokens     = n_tokens;
+        c.request.k            = K;
+        c.request.n_cold       = (int32_t) routes.size();
+        c.request.is_staged    = is_staged;
+        c.request.link_columns = link_columns;
+        __atomic_store_n(&c.request.sequence, ++sequence, __ATOMIC_RELEASE);
+    }
+
+    // Takes the decision about uploads, as the copying kernel does, and the answer, as JOIN does.
+    void join(int step) {
+        std::set<int32_t> uploaded;
+        if (c.request.is_staged) {
+            if (!wait_for(c.request.decided, sequence, PATIENCE)) {
+                fail("no decision about uploads", step, c.request.decided);
+                return;
+            }
+            uploaded = check_uploads(step);
+        }
+        if (!wait_for(c.request.answer, sequence, PATIENCE)) {
+            fail("no answer", step, c.request.answer);
+            return;
+        }
+        const std::vector<float> expected =
+            reference(routes, uploaded).compute(c, c.served.layers[0], c.request.n_tokens, c.request.link_columns);
+        if (memcmp(expected.data(), c.out.data(), expected.size()*sizeof(float)) != 0) {
+            fail("another result than the one computed in place", step, c.request.n_tokens);
+        }
+    }
+
+    bool is_answered_within(std::chrono::milliseconds longest) const { return wait_for(c.request.answer, sequence, longest); }
+
+    static constexpr std::chrono::milliseconds PATIENCE { 20'000 };
+
+private:
+    std::set<int32_t> check_uploads(int step) {
+        std::set<int32_t> uploaded;
+        for (int32_t e = 0; e < N_EXPERTS; ++e) {
+            if (c.slots[e] < 0) {
+                continue;
+            }
+            uploaded.insert(e);
+            const bool is_selected = std::any_of(routes.begin(), routes.end(), [&](const auto & route) { return route.first == e; });
+            if (!is_selected || !layer.pinned[e] || c.slots[e] >= N_STAGED) {
+                fail("an upload of an expert that nobody selected, that is not page-locked, or to no slot", step, e);
+            }
+        }
+        std::set<const char *> from;
+        for (int32_t i = 0; i < c.request.n_copies; ++i) {
+            from.insert(c.copies[i].src);
+        }
+        for (const int32_t e : uploaded) {
+            const ostinato_host_expert & at = layer.host[e];
+            if (!from.count(at.gate) || !from.count(at.up) || !from.count(at.down)) {
+                fail("an uploaded expert's weights are not all copied", step, e);
+            }
+        }
+        if (c.request.n_copies != 3*(int32_t) uploaded.size()) {
+            fail("another number of copies than of uploaded weights", step, c.request.n_copies);
+        }
+        n_uploaded += uploaded.size();
+        return uploaded;
+    }
+
+    ostinato_cold_workers & workers;
+    experts & layer;
+    client c;
+    std::mt19937 random;
+    std::vector<std::pair<int32_t, int32_t>> routes;
+    uint32_t sequence = 0;
+
+public:
+    size_t n_uploaded = 0;
+};
+
+void run(ggml_type type, int n_threads, int n_steps) {
+    experts layer(type, 3);
+    ostinato_cold_workers workers(n_threads);
+    gpu first(workers, layer, 5);
+    gpu second(workers, layer, 6);
+    std::mt19937 random(7);
+    const int64_t link_step = ostinato_link_step(layer.ffn);
+    workers.wake();
+    for (int step = 0; step < n_steps; ++step) {
+        const int32_t n_tokens  = random() % 40 == 0 ? MAX_TOKENS : random() % 4 == 0 ? 2 + random() % 7 : 1;
+        const bool is_staged    = n_tokens >= 8;
+        const int32_t link      = n_tokens <= 4 && random() % 2 == 0 && link_step < N ? (int32_t) link_step : 0;
+        const bool is_first     = random() % 2 == 0;
+        gpu & one = is_first ? first : second;
+        if (step % 997 == 996) { // beyond the time after which the threads sleep
+            std::this_thread::sleep_for(std::chrono::milliseconds(150));
+            if (step % 2 == 0) {
+                workers.wake();
+            }
+        }
+        if (step % 13 == 0) { // both at once
+            first.publish(1, false, 0);
+            second.publish(2, false, link);
+            first.join(step);
+            second.join(step);
+            continue;
+        }
+        one.publish(n_tokens, is_staged, link);
+        one.join(step);
+    }
+    if (first.n_uploaded + second.n_uploaded == 0) {
+        fail("nothing was uploaded", n_steps, 0);
+    }
+}
+
+// Threads that are busy for longer than a GPU waits still answer, and the next step after that.
+void check_stall() {
+    using std::chrono::milliseconds;
+    static experts layer(GGML_TYPE_Q8_0, 3);
+    ostinato_cold_workers workers(2);
+    gpu one(workers, layer, 5);
+    workers.wake();
+    stall_ms = 400;
+    one.publish(1, false, 0);
+    if (one.is_answered_within(milliseconds(50))) {
+        fail("an answer of threads that stall", 0, 0);
+    }
+    one.join(0);
+    one.publish(3, false, 0);
+    one.join(1);
+}
+
+} // namespace
+
+// Stands before the library's.
+void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threads) {
+    if (ith == 0 && std::this_thread::get_id() != main_thread) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(stall_ms.exchange(0)));
+    }
+    static const auto next = (void (*)(const ostinato_cold_step &, int, int)) dlsym(RTLD_NEXT, "_Z21ostinato_compute_coldRK18ostinato_cold_stepii");
+    next(step, ith, n_threads);
+}
+
+int main(int argc, char ** argv) {
+    const int n_steps = argc > 1 ? atoi(argv[1]) : 2000;
+    ggml_cpu_init(); // the tables that ggml's row kernels read
+    run(GGML_TYPE_Q8_0, 1, n_steps);
+    run(GGML_TYPE_MXFP4, 2, n_steps);
+    run(GGML_TYPE_Q4_K, 3, n_steps/10); // more threads than some machines have cores, which wait for each other for long
+    check_stall();
+    return n_failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,58 @@
+"""The engine computes what it would with nothing beside each other, bit for bit, step after step.
+
+Two thousand steps, and the same on a GPU with CUDA graphs: `python -m tests.e2e.workers.bitwise`, see its options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ostinatod.installer.engine_build import EngineBuild
+from tests.e2e.conftest import MODEL, ROOT, CompileProgram
+from tests.e2e.workers.bitwise import passes
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+STEPS = 100
+WORKER_STEPS = 200
+
+
+def test_steps_equal_those_of_a_synchronous_reference_and_of_a_second_run(
+    engine_build: EngineBuild, tmp_path: Path
+) -> None:
+    out = tmp_path / "bitwise.json"
+    worker = (sys.executable, "-m", "tests.e2e.workers.bitwise", str(engine_build.library_directory), str(MODEL))
+    done = subprocess.run(
+        [*worker, str(out), "--steps", str(STEPS), "--swap-every", "30"],
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"},
+        cwd=ROOT,
+        timeout=300,
+        check=False,
+    )
+    assert out.exists(), done.stderr[-4000:]
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["differs_from_reference_at"] is None
+    assert result["differs_from_itself_at"] is None
+    assert result["distinct_outputs"] == len(passes(STEPS))
+    assert done.returncode == 0
+
+
+def test_the_cold_workers_answer_what_one_thread_computes_in_place(
+    engine_build: EngineBuild, compile_program: CompileProgram
+) -> None:
+    libraries = engine_build.library_directory
+    program = compile_program(
+        "cold_workers.cpp",
+        *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"),
+        *("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lpthread"),
+    )
+    done = subprocess.run([str(program), str(WORKER_STEPS)], capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,159 @@
+"""bitwise.py LIBRARIES MODEL OUT.json [--device gpu] [--steps N] ...: the engine against a synchronous reference.
+
+The same tokens, placements and routing, three times, each in a process of its own: twice as it is (on a GPU: replayed
+CUDA graphs, the CPU branch beside the GPU branch), and once with nothing beside each other: no CUDA graphs, and the CPU
+branch's answer waited for before the GPU branch starts. On a CPU the reference ends the graph at each of our operators.
+Outputs have to be equal bit for bit. OUT.json says from which step on they are not.
+
+What processes would choose by speeds that they measure is fixed: no uploads, and a share for the link as asked.
+
+Steps are passes of one token, and now and then of two to eight, as in verification of drafts. Run as a module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinatod.bindings import NEVER, PlacementOptions, load_bindings
+from tests.e2e.workers.nodes import synchronous
+from tests.e2e.workers.placement import Model
+
+PREFILL = 64
+MANY_EVERY = 25
+"""Every so many steps have more than one token."""
+
+
+def passes(steps: int) -> list[int]:
+    """Tokens of each pass: a prefill, then `steps` of one to eight tokens."""
+    return [PREFILL, *(2 + step // MANY_EVERY % 7 if step % MANY_EVERY == 0 else 1 for step in range(1, steps + 1))]
+
+
+def hot_experts(shape: tuple[int, ...], share: float, seed: int) -> NDArray[np.bool_]:
+    """(layers, experts), different ones in each layer."""
+    order = np.random.default_rng(seed).permuted(np.arange(shape[1])[None, :].repeat(shape[0], 0), axis=1)
+    return order < share * shape[1]
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Evaluates once. The digest of each pass's output, and what the devices counted."""
+    bindings = load_bindings(arguments.libraries)
+    core: Any = bindings.llama_cpp.llama_cpp
+    core.llama_backend_init()
+    bindings.count_routes(True)
+    if arguments.device == "gpu":
+        bindings.configure(
+            placement=PlacementOptions(
+                pool_bytes=arguments.pool_mib << 20,
+                upload_tokens=NEVER,
+                link_percent=arguments.link_percent,
+                timeout_ms=20_000,
+            )
+        )
+    n_waits = 0
+
+    def on_wait() -> None:
+        nonlocal n_waits
+        n_waits += 1
+
+    is_reference = arguments.mode == "synchronous"
+    callback = core.ggml_backend_sched_eval_callback(synchronous(on_wait)) if is_reference else None
+    digests = []
+    with Model(bindings, arguments.model, "gpu_host_experts" if arguments.device == "gpu" else "cpu") as model:
+        model.place(hot_experts(model.shape, arguments.share, 0))
+        sizes = passes(arguments.steps)
+        tokens = np.random.default_rng(23).integers(0, model.n_vocab, sum(sizes)).tolist()
+        begin = time.monotonic()
+        outputs = model.each_pass(tokens, sizes, n_threads=1, n_ubatch=PREFILL, on_node=callback)
+        for step, output in enumerate(outputs):
+            digests.append(hashlib.blake2b(output.tobytes(), digest_size=8).hexdigest())
+            if arguments.idle_s and step == len(sizes) // 2:
+                time.sleep(arguments.idle_s)
+            if arguments.swap_every and step % arguments.swap_every == arguments.swap_every - 1:
+                model.place(hot_experts(model.shape, arguments.share, step))
+        devices = [asdict(device) for device in bindings.device_status(model.handle)]
+    return {"digests": digests, "seconds": time.monotonic() - begin, "waits": n_waits, "devices": devices}
+
+
+def child(argv: Sequence[str], mode: str) -> subprocess.Popen[bytes]:
+    """Starts a run in a process of its own."""
+    environment = {**os.environ, "CUDA_MODULE_LOADING": "EAGER"}
+    if mode == "synchronous":
+        environment["GGML_CUDA_DISABLE_GRAPHS"] = "1"
+    command = [sys.executable, "-m", "tests.e2e.workers.bitwise", *argv, "--mode", mode]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+
+
+def first_difference(run: dict[str, Any], reference: dict[str, Any]) -> int | None:
+    """The first pass with another output."""
+    pairs = zip(run["digests"], reference["digests"], strict=True)
+    return next((step for step, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def compare(argv: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """All three runs, on a GPU one after the other, and what they differ in."""
+    runs = []
+    modes = ("engine", "engine", "synchronous")
+    started = [child(argv, mode) for mode in modes] if arguments.device == "cpu" else []
+    for number, mode in enumerate(modes):
+        process = started[number] if started else child(argv, mode)
+        output, _ = process.communicate(timeout=arguments.limit_s)
+        if process.returncode != 0:
+            raise RuntimeError(f"the {mode} run ended with status {process.returncode}")
+        runs.append(json.loads(output.splitlines()[-1]))
+    first, second, reference = runs
+    distinct = len(set(first["digests"]))
+    return {
+        "model": arguments.model.name,
+        "device": arguments.device,
+        "steps": arguments.steps,
+        "tokens": sum(passes(arguments.steps)),
+        "distinct_outputs": distinct,
+        "differs_from_reference_at": first_difference(first, reference),
+        "differs_from_itself_at": first_difference(first, second),
+        "seconds": [round(run["seconds"], 2) for run in runs],
+        "answers_waited_for": reference["waits"],
+        "devices": [run["devices"] for run in runs],
+    }
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("libraries", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--share", type=float, default=0.5, help="of the experts that are hot")
+    parser.add_argument("--swap-every", type=int, default=0, help="steps after which other experts are hot")
+    parser.add_argument("--idle-s", type=float, default=0.0, help="pause in the middle; ggml drops graphs after 10 s")
+    parser.add_argument("--link-percent", type=int, default=-1, help="of cold experts that the GPU reads in place")
+    parser.add_argument("--pool-mib", type=int, default=0)
+    parser.add_argument("--limit-s", type=float, default=600.0)
+    parser.add_argument("--mode", choices=("compare", "engine", "synchronous"), default="compare")
+    arguments = parser.parse_args()
+    if arguments.mode != "compare":
+        print(json.dumps(run(arguments)))
+        return 0
+    result = compare(sys.argv[1:], arguments)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in result.items() if key != "devices"}))
+    same = result["differs_from_reference_at"] is None and result["differs_from_itself_at"] is None
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""served.py LIBRARIES MODEL PACK OUT.json [--device gpu]: what the engine's server answers, by placement of experts.
+
+Several slots in one batch, embeddings of several inputs, and conversations that go back to a context checkpoint, whose
+batches are small and end a prompt: with half of the experts hot, beside llama.cpp's own nodes on the same device. The
+last need models with memory that cannot be rolled back, which are made of PACK (see tiny_recipes.py). Run as a module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostinatod.profiles.gguf_model import fingerprint, read_model
+from ostinatod.profiles.residency import ExpertLayout, Residency, write_residency
+from ostinatod.verification import nmse
+from tests.e2e.workers.engine_server import PLACED, STOCK, Device, EngineServer
+from tests.e2e.workers.tiny_recipes import Encoder, make_model, read_pack
+
+SLOTS = 4
+PROMPTS = (
+    "The order W3792453 was delivered. The customer wants to",
+    "def fibonacci(n):\n    ",
+    "To install the package, run the following command. " * 6,
+    "I want to return the shoes that I bought last week, since they are too small. " * 10,
+)
+WITH_CHECKPOINTS = ("gpt-oss", "qwen3next")
+"""A sliding window, and recurrent layers."""
+
+Outcome = dict[str, Any]
+
+
+class Placements:
+    """Flags for an engine with llama.cpp's own nodes, and for one with half of a model's experts hot."""
+
+    def __init__(self, device: Device, model: Path, directory: Path) -> None:
+        header = read_model([model])
+        layers = sorted({int(t.name.split(".")[1]) for t in header.tensors() if "_exps." in t.name})
+        layout = ExpertLayout(fingerprint(header), tuple(layers), header.expert_count)
+        every_second = tuple(range(0, layout.n_experts, 2))
+        path = directory / f"{model.stem}.residency"
+        write_residency(path, Residency(layout, 1, 1_750_000_000, {}, (every_second,) * len(layers)))
+        common = ("--threads", "1", "--metrics", "--ctx-size", "4096")
+        own = ("--ostinato-fingerprint", layout.fingerprint, "--ostinato-residency", str(path))
+        self.flags = {"stock": (*common, *STOCK[device]), "half": (*common, *PLACED[device], *own)}
+
+
+def tokens(engine: EngineServer, prompt: str) -> list[list[float]]:
+    """Greedy tokens: each one's id, and by how many nats it was likelier than the next one."""
+    body = {"prompt": prompt, "n_predict": 24, "temperature": 0, "ignore_eos": True, "n_probs": 2}
+    answer = engine.post("/completion", body)
+    if answer.status != 200:
+        raise RuntimeError(f"a completion: {answer.body}")
+    steps = []
+    for step in answer.body["completion_probabilities"]:
+        first, second = (entry["logprob"] for entry in step["top_logprobs"])
+        steps.append([step["id"], first - second])
+    return steps
+
+
+def slots(engine: EngineServer) -> Outcome:
+    """Tokens behind all prompts at once, and how many were worked on in one batch."""
+    with ThreadPoolExecutor(SLOTS) as pool:
+        answers = list(pool.map(lambda prompt: tokens(engine, prompt), PROMPTS))
+    metrics = engine.text("/metrics")
+    busy = next(line for line in metrics.splitlines() if line.startswith("llamacpp:n_busy_slots_per_decode"))
+    return {"tokens": answers, "busy_slots_per_decode": float(busy.split()[-1])}
+
+
+def disagreement(answer: list[list[float]], stock: list[list[float]]) -> float:
+    """By how many nats the stock nodes preferred another token where the two first differ; 0 where they never do."""
+    gaps = (gap for (token, _), (expected, gap) in zip(answer, stock, strict=True) if token != expected)
+    return next(gaps, 0.0)
+
+
+def embeddings(engine: EngineServer) -> list[list[float]]:
+    """Vectors of all prompts, by one request."""
+    answer = engine.post("/v1/embeddings", {"input": list(PROMPTS)})
+    if answer.status != 200:
+        raise RuntimeError(f"embeddings: {answer.body}")
+    return [entry["embedding"] for entry in answer.body["data"]]
+
+
+def conversation(engine: EngineServer) -> list[Outcome]:
+    """Turns over made-up tokens; the third and fourth go back to what earlier ones began with."""
+    rng = np.random.default_rng(29)
+    begin, first, second, third = (rng.integers(5, 120, n).tolist() for n in (700, 40, 70, 9))
+    turns = []
+    for prompt in (begin, begin + first, begin + second, begin + first + third, begin + second + third):
+        body = {"prompt": prompt, "n_predict": 12, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+        answer = engine.post("/completion", {**body, "cache_prompt": True})
+        if answer.status != 200:
+            raise RuntimeError(f"a turn of {len(prompt)} tokens: {answer.body}")
+        timings = answer.body["timings"]
+        turns.append({"tokens": answer.body["tokens"], "read": timings["prompt_n"], "of": len(prompt)})
+    return turns
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("libraries", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    arguments = parser.parse_args()
+    result: Outcome = {"device": arguments.device}
+
+    def served(model: Path, flags: Sequence[str]) -> EngineServer:
+        return EngineServer(arguments.libraries, model, flags)
+
+    with tempfile.TemporaryDirectory() as directory:
+        flags: Mapping[str, tuple[str, ...]] = Placements(arguments.device, arguments.model, Path(directory)).flags
+        several = ("--parallel", str(SLOTS), "--kv-unified")
+        with served(arguments.model, (*flags["stock"], *several)) as engine:
+            alone = [tokens(engine, prompt) for prompt in PROMPTS]
+            at_once = slots(engine)
+            result["stock_disagreement"] = list(map(disagreement, at_once["tokens"], alone))
+        with served(arguments.model, (*flags["half"], *several)) as engine:
+            half = slots(engine)
+            result["slots"] = {"disagreement": list(map(disagreement, half["tokens"], alone)), "half": half}
+            result["residency"] = engine.get("/ostinato/status").body["residency"]
+        vectors = {}
+        for name in flags:
+            pooled = ("--embeddings", "--pooling", "mean", "--ubatch-size", "512")
+            with served(arguments.model, (*flags[name], *several, *pooled)) as engine:
+                vectors[name] = np.array(embeddings(engine), np.float32)
+        result["embeddings"] = {"nmse": nmse(vectors["half"], vectors["stock"]), "shape": list(vectors["half"].shape)}
+        result["checkpoints"] = {}
+        encoder = Encoder(arguments.libraries)
+        for recipe in read_pack(arguments.pack):
+            if recipe.name in WITH_CHECKPOINTS:
+                path = Path(directory, f"{recipe.name}.gguf")
+                make_model(recipe, "quantised", encoder, path)
+                flags = Placements(arguments.device, path, Path(directory)).flags
+                turns = result["checkpoints"][recipe.name] = {}
+                for name in flags:
+                    longer = ("--override-kv", f"{recipe.architecture}.context_length=int:4096")
+                    with served(path, (*flags[name], "--parallel", "1", *longer)) as engine:
+                        turns[name] = conversation(engine)
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The engine on a GPU: steps bit for bit, counters, the server's answers, and what its faults look like to clients.
+
+Needs an engine built for CUDA and a GPU. OSTINATO_GPU_MODELS names further GGUF files, separated by colons.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostinatod.models import bundled_file
+from tests.e2e.test_served_placement import EMBEDDINGS_NMSE, NEAR_TIE_NATS
+from tests.gpu.conftest import PACK, ROOT, RunGpuWorker
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+MODEL = bundled_file()
+FURTHER = [Path(name) for name in os.environ.get("OSTINATO_GPU_MODELS", "").split(":") if name]
+
+
+@pytest.mark.parametrize("link_percent", [-1, 40])
+def test_two_thousand_steps_equal_those_of_a_synchronous_reference(
+    run_gpu_worker: RunGpuWorker, link_percent: int
+) -> None:
+    more = ("--device", "gpu", "--steps", 2000, "--swap-every", 400, "--idle-s", 12, "--link-percent", link_percent)
+    result = run_gpu_worker("bitwise", MODEL, "OUT", *more)
+    assert (result["differs_from_reference_at"], result["differs_from_itself_at"]) == (None, None)
+    assert result["distinct_outputs"] == 2001
+    assert result["answers_waited_for"] > 2000
+
+
+@pytest.mark.parametrize("model", FURTHER, ids=lambda path: path.stem)
+def test_steps_of_a_large_model_equal_those_of_a_synchronous_reference(
+    run_gpu_worker: RunGpuWorker, model: Path
+) -> None:
+    result = run_gpu_worker("bitwise", model, "OUT", "--device", "gpu", "--steps", 500, "--swap-every", 150)
+    assert (result["differs_from_reference_at"], result["differs_from_itself_at"]) == (None, None)
+
+
+@pytest.mark.parametrize("upload_tokens", [1 << 30, 32], ids=["split", "upload"])
+def test_counters_agree_with_the_evaluation_callback(
+    cuda_libraries: Path, run_worker: RunGpuWorker, upload_tokens: int
+) -> None:
+    counts = run_worker("routes", cuda_libraries, "0.4", "gpu", str(upload_tokens))
+    assert np.array_equal(counts["prefill"], counts["oracle_prefill"])
+    assert np.array_equal(counts["decode"], counts["oracle_decode"])
+    published, by_cpu, selected = counts["cold"]
+    assert published == selected > 0
+    assert by_cpu == published if upload_tokens > 1000 else by_cpu < published
+
+
+def test_the_server_answers_what_stock_nodes_answer(run_gpu_worker: RunGpuWorker) -> None:
+    served = run_gpu_worker("served", MODEL, PACK, "OUT", "--device", "gpu")
+    assert max(served["slots"]["disagreement"]) < NEAR_TIE_NATS
+    assert served["slots"]["half"]["busy_slots_per_decode"] > 2
+    assert 0 < served["embeddings"]["nmse"] < EMBEDDINGS_NMSE
+    for turns in served["checkpoints"].values():
+        assert [turn["read"] for turn in turns["half"]] == [turn["read"] for turn in turns["stock"]]
+
+
+def test_no_fault_gives_a_wrong_answer_or_hangs(run_gpu_worker: RunGpuWorker, faults_library: Path) -> None:
+    result = run_gpu_worker("gpu_faults", MODEL, faults_library, "OUT")
+    assert result["bad"] == []
+    assert all(observed.get("taken", True) for observed in result["observations"])
+
+
+def test_products_leave_out_routes_and_are_right_in_every_other_row(programs: Path, cuda_libraries: Path) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(cuda_libraries)}
+    program = [str(programs / "ostinato-skip-test")]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "zero slots and skipped" in done.stdout
