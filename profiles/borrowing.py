@@ -1,12 +1,40 @@
-"""Borrowed memory in decode, replayed offline to choose its parameters (paper 3.4, "Borrowed memory").
+"""Borrowed memory in decode: the algorithm, replayed on recorded steps to choose its parameters (paper 3.4).
 
-Every CPU use raises an expert's score, which decays over decode steps. The highest-scored experts are uploaded into
-free slots; once these are full, a newcomer replaces the lowest-scored borrowed expert only when it scores clearly
-higher. An uploaded expert serves from a later token boundary on, and a prefill returns all borrowed slots.
+Memory that only prefill needs is lent to cold experts while a request decodes. For each GPU, with S slots to lend:
+
++------------------------------------------------------------------------------------------------------------------+
+| Scores. Every layer and expert of the GPU has a score. One that decays needs no pass over all experts: a use adds |
+| W, and after each decode step W is divided by `decay`; the score is what was added over the present W. When W     |
+| exceeds 2^64, all sums and W are multiplied by its inverse. A use is a cold route that the CPU branch computed,   |
+| and with `counts_served` also one that a borrowed expert served: then an expert that serves much is not given up  |
+| for one that was used lately. Sums outlive requests; nothing else does. Starting scores from learned rates was    |
+| tried and gains nothing.                                                                                         |
+|                                                                                                                  |
+| After each decode step (never between a step's publish and its join):                                            |
+|   1. credit = min(credit + uploads_per_step, max(1, uploads_per_step)).                                           |
+|   2. While credit >= 1: take the expert with the highest score among those that are cold, not borrowed and not   |
+|      on their way; ties go to the lower number. Stop if it scores less than `admission`. With a free slot, upload |
+|      it there. Without, compare the borrowed expert with the lowest score: stop unless the newcomer scores more   |
+|      than `hysteresis` times as high; else that one stops serving now, and the newcomer is uploaded to its slot.  |
+|      credit -= 1.                                                                                                |
+|   3. What has arrived serves from the next token boundary on: the index tables of both branches switch together,  |
+|      between two passes. An upload takes 1 / uploads_per_step steps, at least one.                                |
+|                                                                                                                  |
+| Before a prefill every slot is returned: tables first, then the memory. Uploads on their way are waited for or    |
+| dropped. credit starts at 1.                                                                                     |
+|                                                                                                                  |
+| uploads_per_step = share * link bandwidth * time of a decode step / bytes of an expert. The share of the link     |
+| that borrowing may take is one in four: the rest is for reading in place. Where CPU and link share the bandwidth  |
+| of host memory, an upload costs as much of it as the CPU's computing one route: `hysteresis` keeps out an expert  |
+| that will not be used again. `admission` was found to add nothing to that.                                       |
++------------------------------------------------------------------------------------------------------------------+
+
+`default_rule` has what was chosen; docs/learning.md and benchmarks/results say from what.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +42,8 @@ from .errors import CapacityError
 
 Step = Sequence[int]
 """The cold routes of one decode step, each an expert's number within the model."""
+
+_LARGEST_WEIGHT = 2.0**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +55,19 @@ class BorrowingRule:
     """Factor on every score per decode step, above 0 and at most 1."""
     hysteresis: float
     """A newcomer replaces a borrowed expert when it scores more than this many times as high; 1 or more."""
-    upload_steps: int = 1
-    """Decode steps that one upload takes; the expert serves from the step after."""
+    admission: float = 0.0
+    """Least score of a newcomer, also for a free slot."""
+    uploads_per_step: float = 1.0
+    """What the link has time for; below 1 an upload takes several steps."""
+    counts_served: bool = False
+    """Whether serving raises a borrowed expert's score too."""
 
     def __post_init__(self) -> None:
-        if not (self.slots >= 0 and 0 < self.decay <= 1 and self.hysteresis >= 1 and self.upload_steps >= 1):
+        is_sound = self.slots >= 0 and 0 < self.decay <= 1 and self.hysteresis >= 1
+        if not (is_sound and self.admission >= 0 and self.uploads_per_step > 0):
             raise CapacityError(
-                "expected slots of 0 or more, decay above 0 and at most 1, hysteresis and upload_steps of 1 or more, "
-                f"found {self}"
+                "expected slots and admission of 0 or more, decay above 0 and at most 1, hysteresis of 1 or more and "
+                f"uploads_per_step above 0, found {self}"
             )
 
 
@@ -49,37 +84,81 @@ class BorrowingOutcome:
     peak_slots: int
 
     def saved_ms(self, beta_ms: float, exposed_upload_ms: float) -> float:
-        """CPU time that borrowing saves less what uploads make the GPU wait, per decode step."""
+        """CPU time that borrowing saves less what uploads make the step wait, per decode step."""
         return (self.served * beta_ms - self.uploads * exposed_upload_ms) / self.steps if self.steps else 0.0
+
+
+class _Slots:
+    """The lent slots of one GPU and the scores of its experts."""
+
+    def __init__(self, rule: BorrowingRule) -> None:
+        self._rule = rule
+        self._sums: dict[int, float] = {}
+        self._weight = 1.0
+        self._credit = 1.0
+        self._serves_from: dict[int, int] = {}
+        """By borrowed expert, those on their way included: the step from which it serves."""
+        self.uploads = 0
+        self.peak = 0
+
+    def begin_request(self) -> None:
+        """A prefill has returned every slot."""
+        self._serves_from.clear()
+        self._credit = 1.0
+
+    def step(self, number: int, routes: Step) -> int:
+        """One decode step of the request; how many of its cold routes were served."""
+        served = 0
+        for expert in routes:
+            is_served = self._serves_from.get(expert, number + 1) <= number
+            served += is_served
+            if not is_served or self._rule.counts_served:
+                self._sums[expert] = self._sums.get(expert, 0.0) + self._weight
+        rate = self._rule.uploads_per_step
+        self._credit = min(self._credit + (rate if number else 0.0), max(1.0, rate))
+        ready_at = number + max(1, math.ceil(1 / rate))
+        while self._credit >= 1 and self._lend(ready_at):
+            self._credit -= 1
+        self._decay()
+        return served
+
+    def _lend(self, ready_at: int) -> bool:
+        """Start one upload, if any is worth it."""
+        borrowed = self._serves_from
+        waiting = [(value, -expert) for expert, value in self._sums.items() if expert not in borrowed]
+        if not waiting or not self._rule.slots:
+            return False
+        best, negative = max(waiting)
+        if best < self._rule.admission * self._weight:
+            return False
+        if len(borrowed) == self._rule.slots:
+            lowest = min(borrowed, key=lambda expert: (self._sums[expert], expert))
+            if best <= self._rule.hysteresis * self._sums[lowest]:
+                return False
+            del borrowed[lowest]
+        borrowed[-negative] = ready_at
+        self.uploads += 1
+        self.peak = max(self.peak, len(borrowed))
+        return True
+
+    def _decay(self) -> None:
+        self._weight /= self._rule.decay
+        if self._weight > _LARGEST_WEIGHT:
+            self._sums = {expert: value / self._weight for expert, value in self._sums.items()}
+            self._weight = 1.0
 
 
 def simulate_borrowing(requests: Iterable[Sequence[Step]], rule: BorrowingRule) -> BorrowingOutcome:
     """Replay the decode steps of requests, each of which begins with a prefill that has returned every slot."""
-    steps = cold_routes = served = uploads = peak = 0
-    scores: dict[int, float] = {}
+    steps = cold_routes = served = 0
+    slots = _Slots(rule)
     for request in requests:
-        borrowed: set[int] = set()
-        arriving: int | None = None
-        ready_at = 0
-        for number, step in enumerate(request):
-            if arriving is not None and number > ready_at:
-                borrowed.add(arriving)
-                arriving = None
+        slots.begin_request()
+        for number, routes in enumerate(request):
             steps += 1
-            cold_routes += len(step)
-            scores = {expert: score * rule.decay for expert, score in scores.items() if score > _FORGOTTEN}
-            for expert in step:
-                if expert in borrowed:
-                    served += 1
-                else:
-                    scores[expert] = scores.get(expert, 0.0) + 1.0
-            if arriving is None and (newcomer := _newcomer(scores, borrowed, rule)) is not None:
-                if len(borrowed) == rule.slots:
-                    borrowed.remove(min(borrowed, key=lambda expert: (scores.get(expert, 0.0), expert)))
-                arriving, ready_at = newcomer, number + rule.upload_steps - 1
-                uploads += 1
-                peak = max(peak, len(borrowed) + 1)
-    return BorrowingOutcome(steps, cold_routes, served, uploads, peak)
+            cold_routes += len(routes)
+            served += slots.step(number, routes)
+    return BorrowingOutcome(steps, cold_routes, served, slots.uploads, slots.peak)
 
 
 def choose_borrowing(
@@ -99,17 +178,13 @@ def choose_borrowing(
     return max(outcomes, key=lambda pair: pair[1].saved_ms(beta_ms, exposed_upload_ms))
 
 
-_FORGOTTEN = 1e-3
-"""Scores below this cannot win a slot against one use and are dropped."""
+def default_rule(slots: int, uploads: float) -> BorrowingRule:
+    """The rule that was best on recorded sessions, for the slots that there are and the uploads that a step has time
+    for.
+    """
+    return BorrowingRule(slots, decay=0.97, hysteresis=2.0, uploads_per_step=uploads, counts_served=True)
 
 
-def _newcomer(scores: dict[int, float], borrowed: set[int], rule: BorrowingRule) -> int | None:
-    """The expert to upload next, if any."""
-    waiting = [(score, -expert) for expert, score in scores.items() if expert not in borrowed]
-    if not waiting or not rule.slots:
-        return None
-    score, negative = max(waiting)
-    if len(borrowed) < rule.slots:
-        return -negative
-    lowest = min(scores.get(expert, 0.0) for expert in borrowed)
-    return -negative if score > rule.hysteresis * lowest else None
+def uploads_per_step(link_gbps: float, step_ms: float, expert_bytes: int, share: float = 0.25) -> float:
+    """What a link has time for: `share` of 1e9 bytes per second for a decode step's time, in experts."""
+    return share * link_gbps * step_ms * 1e6 / expert_bytes

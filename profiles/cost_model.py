@@ -105,8 +105,8 @@ class CostModel:
         Raises CostModelError where some alpha is below max(gamma0, G), or layers differ in beta.
         """
         residual = self.residual_ms
-        if residual.size and residual.min() < 0:
-            raise CostModelError(f"alpha - g: expected 0 or more in every layer, found {residual.min():g}")
+        if residual.size and np.min(residual) < 0:
+            raise CostModelError(f"alpha - g: expected 0 or more in every layer, found {np.min(residual):g}")
         if len(set(self.beta_ms)) > 1:
             raise CostModelError("beta_ms: expected the same in all layers")
         return float(np.dot(residual, np.asarray(q)))
@@ -119,7 +119,7 @@ class CostModel:
         Raises CostModelError where beta is 0 or a residual is negative.
         """
         beta, residual = np.asarray(self.beta_ms), self.residual_ms
-        if beta.size and (beta.min() <= 0 or residual.min() < 0):
+        if beta.size and (np.min(beta) <= 0 or np.min(residual) < 0):
             raise CostModelError("expected beta above 0 and alpha at least g in every layer")
         least = float(np.dot(beta, np.asarray(saved_routes)))
         return least, least * (1 + float(np.max(residual / beta, initial=0.0)))

@@ -1,4 +1,4 @@
-"""What planning needs from an engine, memory for hot experts and measured costs; or the setting's share. Pure."""
+"""Memory for hot experts, as an engine tells it or as the setting asks for it. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostinatod.profiles.cost_model import CostModel
-from ostinatod.profiles.errors import CostModelError
 from ostinatod.profiles.experts import ModelExperts
 
 FROM_SETTING = "hot_experts_fraction"
@@ -45,27 +43,6 @@ def capacity_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts
     if not sizes or len(gpu) != len(experts.layers) or max(gpu) >= len(sizes):
         return None
     return Capacity(sizes, gpu, FROM_ENGINE)
-
-
-def costs_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts) -> CostModel | None:
-    """The costs that a loaded engine has measured: `costs_ms` with `gamma0`, `alpha`, `beta` and `gpu_branch`, each one
-    number or one for each MoE layer. None where it tells none, or some for which the cost model does not hold.
-    """
-    told = None if status is None else status.get("costs_ms")
-    if not isinstance(told, dict):
-        return None
-    n_layers, columns = len(experts.layers), []
-    for name in ("gamma0", "alpha", "beta", "gpu_branch"):
-        value = told.get(name)
-        column = value if isinstance(value, list) else [value] * n_layers
-        numbers = tuple(float(item) for item in column if isinstance(item, (int, float)))
-        if len(numbers) != len(column):
-            return None
-        columns.append(numbers)
-    try:
-        return CostModel(*columns)
-    except CostModelError:
-        return None
 
 
 def _numbers(value: object) -> tuple[int, ...] | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ostinatod.config import Settings
+from ostinatod.learning.calibrations import Calibrations
+from ostinatod.learning.database import LearningDatabase
 from ostinatod.learning.generations import Generations
 from ostinatod.learning.residencies import Residencies
+from ostinatod.learning.timing import Timings, described
+from ostinatod.machine.profile import machine_fingerprint
 from ostinatod.profiles.route_log import SessionRoutes
 from ostinatod.routing_log import reader
+from ostinatod.routing_log.records import LoggedRequest
 
 MEASURED_REQUESTS = 200
 """The latest requests of a model among which those of a generation are looked for."""
@@ -41,9 +48,13 @@ class LoggedRoutes:
         """The routes of each session of a model, the oldest first."""
         return reader.sessions(fingerprint, self.file)
 
+    def requests(self, fingerprint: str) -> Sequence[LoggedRequest]:
+        """The latest requests of a model, the newest first."""
+        return reader.latest_requests(self.file, fingerprint=fingerprint, limit=MEASURED_REQUESTS)
+
     def tpots_ms(self, fingerprint: str, generation: int) -> Sequence[float]:
         """Times per output token of the latest requests that were served with a generation."""
-        requests = reader.latest_requests(self.file, fingerprint=fingerprint, limit=MEASURED_REQUESTS)
+        requests = self.requests(fingerprint)
         return [item.tpot_ms for item in requests if item.generation == generation and item.tpot_ms is not None]
 
 
@@ -51,3 +62,15 @@ def open_residencies(files: LearningFiles, routes: LoggedRoutes, settings: Setti
     """The sets of all models. Opens nothing before it is needed."""
     generations = Generations(files.database, files.residencies)
     return Residencies(generations, routes.sessions, hot_experts_fraction=settings.hot_experts_fraction)
+
+
+def open_timings(files: LearningFiles, routes: LoggedRoutes) -> Timings:
+    """What all models take per token on this machine. Looks at the machine once, when it is first needed."""
+    return Timings(routes.requests, Calibrations(LearningDatabase(files.database), cache(machine_fingerprint)))
+
+
+def known_calibrations(files: LearningFiles) -> list[dict[str, Any]]:
+    """What engines have measured on this machine, one entry per model, the latest last. Raises PlanUnavailable."""
+    if not files.database.exists():
+        return []
+    return described(Calibrations(LearningDatabase(files.database), machine_fingerprint).latest())

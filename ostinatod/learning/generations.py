@@ -1,29 +1,22 @@
 """Every residency set that a model was given: when, why, what it was expected to do and what it did.
 
 A generation is active, superseded by a later one, or rolled back. Its set is kept as the bytes of its residency file,
-so that any can be had again; the file of the active one lies where engines are told to read it. One connection per
-call, so any thread may use it.
+so that any can be had again; the file of the active one lies where engines are told to read it. Any thread may use it.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from sqlite_utils import Database
 
-from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.capacity import FROM_ENGINE, Capacity
-from ostinatod.learning.schema import learning_migrations
+from ostinatod.learning.database import LearningDatabase
 from ostinatod.profiles.residency import Residency, decode_residency, encode_residency, write_residency
-from ostinatod.transactions import enable_wal
 
 Source = Literal["day0", "imatrix", "learned", "undo", "file"]
 State = Literal["active", "superseded", "rolled_back"]
@@ -54,20 +47,20 @@ class Generation:
     note: str
     origin: int | None = None
     """The generation whose set this one returned to."""
+    tpot_ms_predicted: float | None = None
+    """Expected when it was made."""
 
 
 class Generations:
     """The database at `file` and the residency files in `directory`, both created on first use."""
 
     def __init__(self, file: Path, directory: Path) -> None:
-        self._file = file
+        self._database = LearningDatabase(file)
         self._directory = directory
-        self._lock = threading.Lock()
-        self._is_current = False
 
     def history(self, fingerprint: str) -> list[Generation]:
         """All generations of a model, the newest first."""
-        with self._database() as db:
+        with self._database.open() as db:
             rows = db.query("select * from generations where fingerprint = ? order by generation desc", [fingerprint])
             return [_generation(row) for row in rows]
 
@@ -86,7 +79,7 @@ class Generations:
 
     def residency(self, fingerprint: str, generation: int) -> Residency:
         """The set of a generation. Raises KeyError for one that does not exist, ResidencyError for a damaged one."""
-        with self._database() as db:
+        with self._database.open() as db:
             rows = list(
                 db.query(
                     "select residency from generations where fingerprint = ? and generation = ?",
@@ -118,7 +111,7 @@ class Generations:
         fingerprint = residency.layout.fingerprint
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self.active_file(fingerprint)
-        with self._database() as db, db.atomic():
+        with self._database.open() as db, db.atomic():
             db.execute(
                 "update generations set state = ? where fingerprint = ? and state = 'active'",
                 ["rolled_back" if rolled_back else "superseded", fingerprint],
@@ -135,7 +128,7 @@ class Generations:
         """Take back an activation that the engine did not take; the generation `before` is active again."""
         path = self.active_file(fingerprint)
         set_before = None if before is None else self.residency(fingerprint, before)
-        with self._database() as db, db.atomic():
+        with self._database.open() as db, db.atomic():
             self._set(db, fingerprint, generation, state="rolled_back", note=note)
             if before is not None and set_before is not None:
                 self._set(db, fingerprint, before, state="active")
@@ -157,7 +150,7 @@ class Generations:
 
     def measured(self, fingerprint: str, measured: Generation) -> None:
         """Keep what a generation was measured to do."""
-        with self._database() as db, db.atomic():
+        with self._database.open() as db, db.atomic():
             self._set(
                 db,
                 fingerprint,
@@ -170,12 +163,12 @@ class Generations:
     def keep_capacity(self, fingerprint: str, capacity: Capacity) -> None:
         """Remember what an engine's capacity test found, for the next load."""
         row = {"pool_bytes": json.dumps(capacity.pool_bytes), "gpu": json.dumps(capacity.gpu)}
-        with self._database() as db, db.atomic():
+        with self._database.open() as db, db.atomic():
             db.table("capacities").upsert({"fingerprint": fingerprint, **row}, pk="fingerprint")
 
     def capacity(self, fingerprint: str) -> Capacity | None:
         """What an engine's capacity test found last."""
-        with self._database() as db:
+        with self._database.open() as db:
             rows = list(db.query("select * from capacities where fingerprint = ?", [fingerprint]))
         if not rows:
             return None
@@ -183,35 +176,6 @@ class Generations:
 
     def _set(self, db: Database, fingerprint: str, generation: int, **changes: Any) -> None:
         db.table("generations").update((fingerprint, generation), changes)
-
-    @contextmanager
-    def _database(self) -> Iterator[Database]:
-        """A connection of its own. Raises PlanUnavailable where the file is damaged, locked or out of reach."""
-        try:
-            with closing(self._open()) as db:
-                yield db
-        except (sqlite3.Error, OSError) as error:
-            raise PlanUnavailable(
-                f"what was learned cannot be read or written: {error}",
-                hint=f"Delete {self._file} to begin anew; the routing log is kept",
-            ) from error
-
-    def _open(self) -> Database:
-        with self._lock:
-            if not self._is_current:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                # Created here because SQLite would make it readable by everyone.
-                os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))
-            db = Database(sqlite3.connect(self._file, timeout=_BUSY_S), execute_plugins=False)
-            try:
-                if not self._is_current:
-                    enable_wal(db, _BUSY_S)
-                    learning_migrations().apply(db)
-                    self._is_current = True
-            except BaseException:
-                db.close()
-                raise
-            return db
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:

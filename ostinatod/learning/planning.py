@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinatod.profiles.cost_model import CostModel, probability_bounds
-from ostinatod.profiles.coverage import Coverage, cold_routes, coverage
+from ostinatod.learning.timing import NOTHING_MEASURED, Timing
+from ostinatod.profiles.coverage import Coverage, coverage
 from ostinatod.profiles.heldout import HeldOut, evaluate, held_out
 from ostinatod.profiles.planner import ExpertPlaces, moved, plan_hot, spread_evenly
 from ostinatod.profiles.rates import Forgetting, learned_rates, remembered
@@ -38,8 +38,8 @@ class PlanningInput:
     forgetting: Forgetting
     prior: Floats | None = None
     """(L, E) counts known before the first session."""
-    costs: CostModel | None = None
-    """As the engine measured them; without, times are not predicted."""
+    timing: Timing = NOTHING_MEASURED
+    """As measured; without, times are not predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,12 @@ class Proposal:
     coverage_hindsight: float | None
     cold_routes_per_token_now: float | None
     cold_routes_per_token: float
-    tpot_ms_predicted: tuple[float, float] | None
-    """At least and at most, of the MoE layers: counts tell how many cold routes, not how they fall together."""
+    tpot_ms_now: float | None
+    """Expected of the running set on the held-out sessions; None where nothing tells what a cold route costs."""
+    tpot_ms_predicted: float | None
+    """Expected of this set."""
+    tpot_ms_margin: float | None
+    """Standard error of that."""
     reasons: tuple[str, ...]
 
     @property
@@ -75,6 +79,7 @@ class Plan:
     sessions: int
     skew: Skew
     proposal: Proposal | None
+    timing: Timing = NOTHING_MEASURED
 
 
 def day_zero(places: ExpertPlaces, pool_bytes: Sequence[int], prior: Floats | None, k: int) -> Mask:
@@ -92,7 +97,7 @@ def make_plan(given: PlanningInput) -> Plan:
     hot_share = _hot_share(given)
     if not given.sessions:
         counts = np.zeros((len(given.places.gpu), max(given.places.n_experts)), np.int64)
-        return Plan(0, check_skew(counts, hot_share), None)
+        return Plan(0, check_skew(counts, hot_share), None, given.timing)
     n_sessions = len(given.sessions)
     given = replace(given, sessions=remembered(given.sessions, given.forgetting))
     prefill, decode = total_counts(given.sessions)
@@ -100,17 +105,20 @@ def make_plan(given: PlanningInput) -> Plan:
     rho = learned_rates(given.sessions, given.k, given.forgetting, given.prior)
     hot = plan_hot(rho, given.places, given.pool_bytes)
     if not hot.any() or (given.running is not None and bool((hot == given.running).all())):
-        return Plan(n_sessions, skew, None)
-    return Plan(n_sessions, skew, _proposal(given, rho, hot, skew))
+        return Plan(n_sessions, skew, None, given.timing)
+    return Plan(n_sessions, skew, _proposal(given, hot, skew), given.timing)
 
 
-def _proposal(given: PlanningInput, rho: Floats, hot: Mask, skew: Skew) -> Proposal:
+def _proposal(given: PlanningInput, hot: Mask, skew: Skew) -> Proposal:
     n_layers = len(given.places.gpu)
     result = evaluate(given.sessions, given.places, given.pool_bytes, given.k, given.forgetting, given.prior)
     tested = held_out(given.sessions) or given.sessions
     now = coverage(tested, given.running, given.forgetting) if given.running is not None else None
     learned = result.learned if result else None
     expected = learned or coverage(given.sessions, hot, given.forgetting)
+    cold_now = now.cold_routes_per_token(n_layers, given.k) if now else None
+    cold_then = expected.cold_routes_per_token(n_layers, given.k)
+    step_time = given.timing.step_time
     return Proposal(
         hot=hot,
         hot_experts=int(hot.sum()),
@@ -119,20 +127,13 @@ def _proposal(given: PlanningInput, rho: Floats, hot: Mask, skew: Skew) -> Propo
         coverage_held_out=learned.overall if learned else None,
         coverage_uniform=float(hot.mean()),
         coverage_hindsight=result.hindsight.overall if result else None,
-        cold_routes_per_token_now=now.cold_routes_per_token(n_layers, given.k) if now else None,
-        cold_routes_per_token=expected.cold_routes_per_token(n_layers, given.k),
-        tpot_ms_predicted=_step_bounds_ms(given, rho, hot),
+        cold_routes_per_token_now=cold_now,
+        cold_routes_per_token=cold_then,
+        tpot_ms_now=step_time.tpot_ms(cold_now) if step_time and cold_now is not None else None,
+        tpot_ms_predicted=step_time.tpot_ms(cold_then) if step_time else None,
+        tpot_ms_margin=step_time.margin_ms(cold_then) if step_time else None,
         reasons=_reasons(given, result, now, skew),
     )
-
-
-def _step_bounds_ms(given: PlanningInput, rho: Floats, hot: Mask) -> tuple[float, float] | None:
-    if given.costs is None:
-        return None
-    mu = cold_routes(rho, hot)
-    least, most = probability_bounds(mu, given.k)
-    bounds = sorted((given.costs.expected_step_ms(mu, least), given.costs.expected_step_ms(mu, most)))
-    return bounds[0], bounds[1]
 
 
 def _reasons(given: PlanningInput, result: HeldOut | None, now: Coverage | None, skew: Skew) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ def _reasons(given: PlanningInput, result: HeldOut | None, now: Coverage | None,
         reasons.append(f"The set in use covers {now.overall:.1%} of the same routes.")
     if given.prior is not None:
         reasons.append("Counts of an imatrix stand in for one session before the first.")
-    return tuple(reasons)
+    return (*reasons, *given.timing.reasons())
 
 
 def _hot_share(given: PlanningInput) -> float:

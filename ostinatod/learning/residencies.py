@@ -17,7 +17,7 @@ from ostinatod.learning.capacity import Capacity, capacity_from_engine, capacity
 from ostinatod.learning.generations import Generation, Generations, Source
 from ostinatod.learning.model_files import ModelFacts, ModelFiles
 from ostinatod.learning.planning import Plan, PlanningInput, day_zero, make_plan
-from ostinatod.profiles.cost_model import CostModel
+from ostinatod.learning.timing import NOTHING_MEASURED, Timing
 from ostinatod.profiles.errors import PlanError
 from ostinatod.profiles.planner import moved
 from ostinatod.profiles.rates import Forgetting
@@ -100,10 +100,10 @@ class Residencies:
         active = self.generations.active(fingerprint)
         return None if active is None else self.generations.residency(fingerprint, active.generation).mask()
 
-    def plan(self, facts: ModelFacts, capacity: Capacity, costs: CostModel | None = None) -> Plan:
+    def plan(self, facts: ModelFacts, capacity: Capacity, timing: Timing = NOTHING_MEASURED) -> Plan:
         """What would be better now. Raises CapacityError, RoutingLogUnavailable."""
         given = self._input(facts, capacity, self.running(facts.layout.fingerprint))
-        return make_plan(replace(given, costs=costs))
+        return make_plan(replace(given, timing=timing))
 
     def draft(
         self,
@@ -115,6 +115,7 @@ class Residencies:
         coverage_held_out: float | None = None,
         note: str = "",
         origin: int | None = None,
+        tpot_ms_predicted: float | None = None,
     ) -> tuple[Residency, Generation]:
         """The next generation with this set, not yet active."""
         fingerprint = facts.layout.fingerprint
@@ -142,6 +143,7 @@ class Residencies:
             sessions_measured=0,
             note=note,
             origin=origin,
+            tpot_ms_predicted=tpot_ms_predicted,
         )
         return residency, generation
 
@@ -166,9 +168,14 @@ class Residencies:
         plan = make_plan(self._input(facts, capacity, None))
         if plan.proposal is not None:
             return plan.proposal.hot, "learned", plan.sessions
+        hot, source = self.default(facts, capacity)
+        return hot, source, 0
+
+    def default(self, facts: ModelFacts, capacity: Capacity) -> tuple[Mask, Source]:
+        """The set without any knowledge of sessions, and what it is made from."""
         places = facts.experts.places(capacity.gpu)
         hot = day_zero(places, capacity.pool_bytes, facts.prior, facts.experts.k)
-        return hot, "day0" if facts.prior is None else "imatrix", 0
+        return hot, "day0" if facts.prior is None else "imatrix"
 
     def _fits(self, facts: ModelFacts, capacity: Capacity, active: Generation) -> bool:
         hot = self.generations.residency(facts.layout.fingerprint, active.generation).mask()

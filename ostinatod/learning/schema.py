@@ -42,4 +42,20 @@ def learning_migrations() -> Migrations:
             not_null={"fingerprint", "pool_bytes", "gpu"},
         )
 
+    @steps()
+    def m002_predictions(db: Database) -> None:
+        db.table("generations").add_column("tpot_ms_predicted", float)
+        db.table("calibrations").create(
+            {
+                "machine": str,
+                "build": str,
+                "fingerprint": str,
+                "since": float,
+                "updated_at": float,
+                "measured": str,
+            },
+            pk=("machine", "build", "fingerprint"),
+            not_null={"since", "updated_at", "measured"},
+        )
+
     return steps

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ostinatod.config import FOREVER_S, Settings
 from ostinatod.errors import OstinatoError, PlanUnavailable
 from ostinatod.learning.application import Applied, apply_generation
-from ostinatod.learning.capacity import costs_from_engine
 from ostinatod.learning.effect import JUDGED_SESSIONS, Effect, measure_effect
 from ostinatod.learning.generations import Generation, Generations
 from ostinatod.learning.model_files import ModelFacts
 from ostinatod.learning.planning import Plan
 from ostinatod.learning.residencies import Residencies
+from ostinatod.learning.timing import NOTHING_MEASURED, Timing, Timings
 from ostinatod.loaded import LoadedModels
 from ostinatod.profiles.errors import PlanError
 from ostinatod.profiles.skew import Skew
@@ -65,6 +65,7 @@ class LearningService:
         loaded: LoadedModels,
         residencies: Residencies,
         read_tpots: ReadTpots,
+        timings: Timings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,6 +73,8 @@ class LearningService:
         self._loaded = loaded
         self._residencies = residencies
         self._read_tpots = read_tpots
+        self._timings = timings
+        self._timing_of: dict[str, Timing] = {}
         self._clock = clock
         self._locks: dict[str, asyncio.Lock] = {}
         self._looked_at: dict[str, float] = {}
@@ -80,6 +83,14 @@ class LearningService:
     def generations(self) -> Generations:
         """Every set that a model was given."""
         return self._residencies.generations
+
+    def last_timing(self, fingerprint: str) -> Timing:
+        """What was known of a model's time per token when it was last planned for; reads nothing."""
+        return self._timing_of.get(fingerprint, NOTHING_MEASURED)
+
+    def calibrations(self) -> list[dict[str, Any]]:
+        """What engines have measured on this machine, one entry per model. Blocks. Raises PlanUnavailable."""
+        return self._timings.calibrations() if self._timings else []
 
     async def learned(self, record: ModelRecord) -> Learned:
         """What is proposed for a model now, and what it was given before.
@@ -128,6 +139,9 @@ class LearningService:
 
     async def consider(self, record: ModelRecord) -> Applied | None:
         """What is done for a model between sessions: measure, go back if that was worse, else change if it gains."""
+        loaded = self._loaded.find(record)
+        if loaded is not None and loaded.backend != "cpu" and loaded.experts.chosen == "stock":
+            return None  # it has no pool on its GPUs that a set could be put into
         async with self._changing(record):
             facts = await self._facts(record)
             if facts is None:
@@ -141,13 +155,21 @@ class LearningService:
                 # Whoever went back has had a reason; it takes new sessions to overrule it.
                 return None
             plan = await self._plan(record, facts)
-            if not self._is_worth_it(plan, active):
+            if self._is_worth_it(plan, active):
+                return await self._apply_plan(record, facts, plan, note="applied between sessions")
+            if active is None or effect is None or not effect.is_below_default:
                 return None
-            return await self._apply_plan(record, facts, plan, note="applied between sessions")
+            note = _below_default(active, effect)
+            if effect.is_before_the_better_default:
+                return await self._go_back(record, facts, note=note)
+            return await self._return_to_default(record, facts, note=note)
 
     def _is_worth_it(self, plan: Plan, active: Generation | None) -> bool:
         proposal = plan.proposal
         if proposal is None or not plan.skew.useful:
+            return False
+        if proposal.coverage_held_out is not None and proposal.coverage_held_out < proposal.coverage_uniform:
+            # Better than the running set, perhaps, but worse than having learned nothing.
             return False
         if active is None or active.source in ("day0", "imatrix"):
             # Anything learned is better than a guess, except where it has been compared and is not.
@@ -165,6 +187,7 @@ class LearningService:
                 sessions=plan.sessions,
                 coverage_held_out=proposal.coverage_held_out,
                 note=note,
+                tpot_ms_predicted=proposal.tpot_ms_predicted,
             )
         )
         return await apply_generation(self._loaded, self.generations, record, residency, generation)
@@ -190,28 +213,45 @@ class LearningService:
         )
         return await apply_generation(self._loaded, self.generations, record, residency, generation, rolled_back=True)
 
+    async def _return_to_default(self, record: ModelRecord, facts: ModelFacts, *, note: str) -> Applied | None:
+        capacity = await asyncio.to_thread(self._residencies.capacity, facts)
+        if capacity is None:
+            return None
+        log.info("generation_below_default model=%s", record.name)
+        hot, source = self._residencies.default(facts, capacity)
+        residency, generation = await asyncio.to_thread(
+            lambda: self._residencies.draft(facts, hot, source, sessions=0, note=note)
+        )
+        return await apply_generation(self._loaded, self.generations, record, residency, generation, rolled_back=True)
+
     async def _plan(self, record: ModelRecord, facts: ModelFacts) -> Plan:
         status = await self._status(record)
+        loaded = self._loaded.find(record)
         try:
-            return await asyncio.to_thread(self._plan_now, facts, status)
+            return await asyncio.to_thread(self._plan_now, facts, status, loaded.build if loaded else None)
         except PlanError as error:
             raise PlanUnavailable(f"{record.name} cannot be planned: {error}") from error
 
-    def _plan_now(self, facts: ModelFacts, status: Mapping[str, Any] | None) -> Plan:
+    def _plan_now(self, facts: ModelFacts, status: Mapping[str, Any] | None, build: str | None) -> Plan:
         self._residencies.learn_capacity(facts, status)
         capacity = self._residencies.capacity(facts)
         if capacity is None:
             return Plan(len(self._residencies.sessions(facts)), Skew(0.0, 0.0, False, _NO_ROOM), None)
-        return self._residencies.plan(facts, capacity, costs_from_engine(status, facts.experts))
+        timing = self._timings.of(facts, status, build) if self._timings else NOTHING_MEASURED
+        self._timing_of[facts.layout.fingerprint] = timing
+        return self._residencies.plan(facts, capacity, timing)
 
-    def _measure(self, facts: ModelFacts, active: Generation) -> Effect:
+    def _measure(self, facts: ModelFacts, active: Generation) -> Effect | None:
         fingerprint = facts.layout.fingerprint
-        before = self.generations.previous(fingerprint)
+        before, capacity = self.generations.previous(fingerprint), self._residencies.capacity(facts)
+        if capacity is None:
+            return None
         effect = measure_effect(
             self._residencies.sessions(facts),
             active.created_at,
             self.generations.residency(fingerprint, active.generation).mask(),
             None if before is None else self.generations.residency(fingerprint, before.generation).mask(),
+            self._residencies.default(facts, capacity)[0],
             self._read_tpots(fingerprint, active.generation),
             self._residencies.forgetting,
         )
@@ -263,4 +303,11 @@ def _worse(active: Generation, effect: Effect) -> str:
     return (
         f"generation {active.generation} covered {effect.coverage:.1%} of {effect.sessions} sessions, "
         f"the set before would have covered {effect.coverage_before:.1%}"
+    )
+
+
+def _below_default(active: Generation, effect: Effect) -> str:
+    return (
+        f"generation {active.generation} covered {effect.coverage:.1%} of {effect.sessions} sessions, "
+        f"a set without any learning would have covered {effect.coverage_default:.1%}"
     )

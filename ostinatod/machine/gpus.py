@@ -31,9 +31,13 @@ class Gpu:
     compute_capability: str | None
     numa_node: int | None
     link: PcieLink
-    upload_gbps: float | None
-    """Host to device, 1e9 bytes per second, pinned memory; None until an engine on this GPU has measured it."""
-    download_gbps: float | None
+    upload_gbps: float | None = None
+    """This and what follows as in `transfers.Transfers`, None until it was measured."""
+    download_gbps: float | None = None
+    upload_pageable_gbps: float | None = None
+    in_place_gbps: float | None = None
+    upload_busy_gbps: float | None = None
+    cpu_read_busy_gbps: float | None = None
 
 
 def list_gpus(nvml: Any | None = None) -> tuple[Gpu, ...]:
@@ -85,8 +89,6 @@ def _describe(nvml: Any, index: int) -> Gpu:
             max_generation=told(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
             max_width=told(nvml.nvmlDeviceGetMaxPcieLinkWidth),
         ),
-        upload_gbps=None,
-        download_gbps=None,
     )
 
 

@@ -9,15 +9,16 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ostinatod.machine.cpus import Cpus, cgroup_memory_bytes, read_cpus
 from ostinatod.machine.gpus import Gpu, list_gpus
 from ostinatod.machine.memory import Memory, measure_read_gbps, read_memory
+from ostinatod.machine.transfers import Transfers, measure_transfers
 
-FORMAT = 1
+FORMAT = 2
 """Of the file; another number is measured anew."""
 
 
@@ -31,6 +32,8 @@ class MachineProfile:
     gpus: tuple[Gpu, ...]
     cpus: Cpus
     memory: Memory
+    transfers_reason: str | None
+    """Why transfers to some GPU were not measured; None where they were, or there is no GPU."""
 
     def as_json(self) -> dict[str, Any]:
         """As it is written to the file. Values that were not measured are null."""
@@ -48,12 +51,14 @@ class Probes:
     cpus: Callable[[], Cpus] = read_cpus
     cgroup_bytes: Callable[[], int | None] = cgroup_memory_bytes
     read_gbps: Callable[[int], float | None] = measure_read_gbps
+    transfers: Callable[[int], tuple[Mapping[str, Transfers], str | None]] = measure_transfers
 
 
 def machine_profile(file: Path, *, refresh: bool = False, probes: Probes | None = None) -> dict[str, Any]:
     """The profile as JSON, from `file` where that still describes this machine, else measured and written there.
 
-    Measuring takes about a second. A file that cannot be written is no reason to fail: it is measured again next time.
+    Measuring takes about a second, and a few more for each GPU. A file that cannot be written is no reason to fail: it
+    is measured again next time.
     """
     look = probes or Probes()
     gpus, cpus, cgroup_bytes = look.gpus(), look.cpus(), look.cgroup_bytes()
@@ -61,10 +66,18 @@ def machine_profile(file: Path, *, refresh: bool = False, probes: Probes | None 
     if not refresh and (kept := _kept(file, fingerprint)) is not None:
         return kept
     memory = read_memory(cgroup_bytes, cpus.usable_cores, measure=look.read_gbps)
-    profile = MachineProfile(fingerprint, time.time(), gpus, cpus, memory).as_json()
+    transfers, reason = look.transfers(cpus.usable_cores) if gpus else ({}, None)
+    gpus = tuple(replace(gpu, **asdict(transfers.get(gpu.uuid, Transfers()))) for gpu in gpus)
+    profile = MachineProfile(fingerprint, time.time(), gpus, cpus, memory, reason).as_json()
     with contextlib.suppress(OSError):
         _write(file, profile)
     return profile
+
+
+def machine_fingerprint() -> str:
+    """The fingerprint of this machine as it is now; measures nothing."""
+    look = Probes()
+    return hardware_fingerprint(look.gpus(), look.cpus(), look.cgroup_bytes())
 
 
 def hardware_fingerprint(gpus: tuple[Gpu, ...], cpus: Cpus, cgroup_bytes: int | None) -> str:

@@ -34,7 +34,7 @@ class EngineLedger:
         counted = counters
         if self._last is not None and counters.fits(self._last):
             moved = counters.minus(self._last)
-            if not (moved.prefill.size and (int(moved.prefill.min()) < 0 or int(moved.decode.min()) < 0)):
+            if not (moved.prefill.size and (int(np.min(moved.prefill)) < 0 or int(np.min(moved.decode)) < 0)):
                 counted = moved
         self._last = counters
         fits = self._open is not None and self._open.fits(counted)
@@ -61,7 +61,7 @@ class EngineLedger:
 
 def counted_tokens(counts: Counts, k: int) -> float:
     """How many tokens counts (L, E) stand for, when each counts k routes per layer: the layer that saw most."""
-    return float(counts.sum(axis=1).max()) / k if counts.size and k > 0 else 0.0
+    return float(np.max(counts.sum(axis=1))) / k if counts.size and k > 0 else 0.0
 
 
 def _share(counts: Counts, tokens: int | None, k: int) -> Counts:

@@ -17,6 +17,7 @@ from ostinatod.errors import EngineDied, RoutingLogUnavailable
 from ostinatod.routing_log import reader
 from ostinatod.routing_log.attribution import EngineLedger
 from ostinatod.routing_log.counts import RouteCounts, read_engine_counts
+from ostinatod.routing_log.engine_work import EngineWork, PathTaken, WorkLedger
 from ostinatod.routing_log.records import RequestRecord
 from ostinatod.routing_log.writer import RoutingLog
 from ostinatod.sessions.identity import explicit_session, session_hash
@@ -80,6 +81,7 @@ class EngineBook:
     """One engine's counters, and the requests whose share in them is open."""
 
     ledger: EngineLedger = field(default_factory=EngineLedger)
+    work: WorkLedger = field(default_factory=WorkLedger)
     open_requests: set[str] = field(default_factory=set)
 
 
@@ -105,13 +107,16 @@ class Bookkeeper:
         engine: EngineBook | None,
         counters: bytes | None,
         hot: HotSet | None,
+        work: EngineWork | None = None,
     ) -> None:
         """Log a request that has ended.
 
         engine     None for a request that never reached one
         counters   the engine's answer about its route counts after the request, None if there was none
+        work       what the engine has done since it was loaded, as it tells after the request
         """
         counts = _take_counts(arrival, outcome, engine, counters)
+        taken = _take_path(outcome, engine, work)
         prefix_break = self._tracker.settle(turn, outcome.prompt_tokens, outcome.reused_tokens)
         hot_routes = hot_routes_of(counts, hot)
         self._log.put(
@@ -134,7 +139,8 @@ class Bookkeeper:
                 output_tokens=outcome.output_tokens,
                 prefix_break=prefix_break,
                 generation=hot.generation if hot else None,
-                path=None,
+                path=taken.path if taken else None,
+                uploaded_bytes=taken.uploaded_bytes if taken else None,
                 counts=counts,
                 cold_routes=counts.routes - sum(hot_routes) if counts and hot_routes else None,
                 coverage_prefill=_share(hot_routes[0], counts.prefill) if counts and hot_routes else None,
@@ -223,6 +229,15 @@ def _take_counts(
     if engine.open_requests:
         return engine.ledger.take_share(outcome.new_tokens, outcome.output_tokens, arrival.k)
     return engine.ledger.take_all()
+
+
+def _take_path(outcome: Outcome, engine: EngineBook | None, work: EngineWork | None) -> PathTaken | None:
+    if engine is None:
+        return None
+    if outcome.status == EngineDied.kind:
+        engine.work.restarted()
+        return None
+    return engine.work.take(work, alone=not engine.open_requests)
 
 
 def _share(hot_routes: int, counts: NDArray[np.int64]) -> float | None:

@@ -72,8 +72,8 @@ def encode_counts(layers: tuple[int, ...], counts: Counts) -> bytes:
     """The compact form. Raises ValueError for a negative count or a shape that does not fit the layers."""
     if counts.ndim != 2 or counts.shape[0] != len(layers):
         raise ValueError(f"expected counts of {len(layers)} layers, found the shape {counts.shape}")
-    if counts.size and int(counts.min()) < 0:
-        raise ValueError(f"expected counts of 0 or more, found {int(counts.min())}")
+    if counts.size and int(np.min(counts)) < 0:
+        raise ValueError(f"expected counts of 0 or more, found {int(np.min(counts))}")
     flat = counts.ravel()
     present = flat != 0
     values = flat[present].astype("<u8")
@@ -140,6 +140,6 @@ def decode_phases(prefill: bytes | None, decode: bytes | None) -> RouteCounts | 
 
 def _rows(rows: Any, shape: tuple[int, int]) -> Counts:
     counts = np.array(rows, dtype=np.int64).reshape(shape) if shape[0] else np.zeros(shape, np.int64)
-    if counts.size and int(counts.min()) < 0:
+    if counts.size and int(np.min(counts)) < 0:
         raise ValueError("expected counts of 0 or more")
     return counts

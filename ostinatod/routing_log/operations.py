@@ -12,6 +12,7 @@ from ostinatod.routing_log.records import (
     DIALECTS,
     PATHS,
     SOURCES,
+    RequestFigures,
     RequestRecord,
     known_statuses,
     known_word,
@@ -49,32 +50,19 @@ def add_request(db: Database, record: RequestRecord) -> None:
     """Log one request and add it to the sums of its session. A request that is logged already changes nothing."""
     model_id = _model_id(db, record.fingerprint)
     prefill, decode = encode_phases(record.counts) if record.counts is not None else (None, None)
+    same = {name: getattr(record, name) for name in RequestFigures.__dataclass_fields__ if name != "fingerprint"}
     row: dict[str, Any] = {
-        "id": record.id,
+        **same,
         "model_id": model_id,
-        "session": record.session,
-        "turn": record.turn,
         "kind": known_word(record.kind, TURN_KINDS),
         "dialect": known_word(record.dialect, DIALECTS),
         "status": known_word(record.status, known_statuses()),
-        "started_at": record.started_at,
-        "queue_ms": record.queue_ms,
-        "ttft_ms": record.ttft_ms,
-        "tpot_ms": record.tpot_ms,
-        "total_ms": record.total_ms,
-        "new_tokens": record.new_tokens,
-        "reused_tokens": record.reused_tokens,
-        "output_tokens": record.output_tokens,
+        "path": known_word(record.path, PATHS),
         "break_reason": known_word(record.prefix_break.reason, BREAK_REASONS) if record.prefix_break else None,
         "break_message": record.prefix_break.message if record.prefix_break else None,
         "lost_tokens": record.prefix_break.lost_tokens if record.prefix_break else None,
-        "generation": record.generation,
-        "path": known_word(record.path, PATHS),
         "routes_prefill": None if record.counts is None else int(record.counts.prefill.sum()),
         "routes_decode": None if record.counts is None else int(record.counts.decode.sum()),
-        "cold_routes": record.cold_routes,
-        "coverage_prefill": record.coverage_prefill,
-        "coverage_decode": record.coverage_decode,
     }
     places = ", ".join(f":{name}" for name in row)
     inserted = db.execute(f"insert or ignore into requests ({', '.join(row)}) values ({places})", row)

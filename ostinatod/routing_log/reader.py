@@ -18,36 +18,8 @@ from ostinatod.profiles.route_log import SessionRoutes
 from ostinatod.routing_log.counts import RouteCounts, decode_phases
 from ostinatod.routing_log.database import reading, used_bytes
 from ostinatod.routing_log.operations import MERGED
+from ostinatod.routing_log.records import LoggedRequest, RequestFigures
 from ostinatod.sessions.prefix_break import break_detail
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRequest:
-    """One request as it was logged; see `records.RequestRecord`."""
-
-    id: str
-    fingerprint: str
-    session: str | None
-    turn: int | None
-    kind: str
-    dialect: str
-    status: str
-    started_at: float
-    queue_ms: float | None
-    ttft_ms: float | None
-    tpot_ms: float | None
-    total_ms: float
-    new_tokens: int | None
-    reused_tokens: int | None
-    output_tokens: int | None
-    prefix_break: Mapping[str, Any] | None
-    """reason, detail, lost_tokens."""
-    generation: int | None
-    path: str | None
-    routes: int | None
-    cold_routes: int | None
-    coverage_prefill: float | None
-    coverage_decode: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +165,8 @@ def _request(row: Mapping[str, Any]) -> LoggedRequest:
     reason = row["break_reason"]
     told = {"reason": reason, "detail": break_detail(reason, row["break_message"]), "lost_tokens": row["lost_tokens"]}
     counted = row["routes_prefill"] is not None
-    own = ("prefix_break", "routes")
     return LoggedRequest(
-        **{name: row[name] for name in LoggedRequest.__dataclass_fields__ if name not in own},
+        **{name: row[name] for name in RequestFigures.__dataclass_fields__},
         prefix_break=told if reason else None,
         routes=row["routes_prefill"] + row["routes_decode"] if counted else None,
     )

@@ -1,9 +1,10 @@
-"""What is logged of one request. Values only: numbers, and words from fixed lists."""
+"""What is logged of one request, put and read back. Values only: numbers, and words from fixed lists."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from ostinatod import errors
 from ostinatod.routing_log.counts import RouteCounts
@@ -13,24 +14,24 @@ from ostinatod.sessions.turn_kind import TurnKind
 
 DIALECTS = ("openai", "responses", "anthropic", "ollama")
 SOURCES: tuple[SessionSource, ...] = get_args(SessionSource)
-PATHS = ("split", "upload")
-"""How the engine computed a prefill, where it tells (paper 3.3)."""
+PATHS = ("stock", "split", "upload", "choice")
+"""How the engine computed a prompt's cold routes (paper 3.3): by llama.cpp's own nodes, without a residency set; all by
+the CPU branch; all with experts that were uploaded; or both, each expert where that was expected to be faster."""
 OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request that has ended. None where a value is not known; times are milliseconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFigures:
+    """What is the same on both sides of the database. None where a value is not known; times are milliseconds."""
 
     id: str
     """The daemon's own id of the request."""
     fingerprint: str
     """Of the model: hex SHA-256 over its GGUF headers."""
     session: str | None
-    source: SessionSource | None
     turn: int | None
     """None for requests that are no turn of their session: side requests, completions without a conversation."""
-    kind: TurnKind
+    kind: str
     dialect: str
     status: str
     """"ok", "cancelled", or the kind of the error."""
@@ -43,20 +44,39 @@ class RequestRecord:
     new_tokens: int | None
     reused_tokens: int | None
     output_tokens: int | None
-    prefix_break: PrefixBreak | None
     generation: int | None
     """Of the residency set that the engine ran with."""
     path: str | None
-    counts: RouteCounts | None
+    uploaded_bytes: int | None
+    """Of cold experts."""
     cold_routes: int | None
     coverage_prefill: float | None
     """Share of the prefill routes whose experts were hot."""
     coverage_decode: float | None
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord(RequestFigures):
+    """One request that has ended, to be logged."""
+
+    kind: TurnKind
+    source: SessionSource | None
+    prefix_break: PrefixBreak | None
+    counts: RouteCounts | None
+
     @property
     def routes(self) -> int | None:
         """Routes of both phases."""
         return None if self.counts is None else self.counts.routes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRequest(RequestFigures):
+    """One request as it was logged."""
+
+    prefix_break: Mapping[str, Any] | None
+    """reason, detail, lost_tokens."""
+    routes: int | None
 
 
 def known_word(word: str | None, known: tuple[str, ...] | frozenset[str]) -> str | None:

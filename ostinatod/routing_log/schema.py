@@ -28,6 +28,10 @@ def routing_log_migrations() -> Migrations:
         _create_sessions(db)
         _create_requests(db)
 
+    @steps()
+    def m002_uploaded_bytes(db: Database) -> None:
+        db.table("requests").add_column("uploaded_bytes", int)
+
     return steps
 
 

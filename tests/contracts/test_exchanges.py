@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +16,9 @@ from ostinatod.api.observer import Exchange, Figures
 from ostinatod.config import Settings
 from ostinatod.errors import OstinatoError
 from ostinatod.loaded import Lease
+from ostinatod.store.records import ModelRecord
 from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually, make_scripted_engine, running_app
+from tests.fakes.memory_store import MemoryStore, record
 
 
 class Notes:
@@ -234,3 +238,54 @@ def test_output_that_cannot_be_parsed_ends_the_chat_in_order(shared: RunningApp)
     assert '"finish_reason": "stop"' in text
     assert text.endswith("data: [DONE]\n\n")
     assert '"error"' not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "!unreadable"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "!unreadable"}], "max_tokens": 9}),
+        ("/v1/responses", {"input": "!unreadable"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "!unreadable"}], "stream": False}),
+    ],
+)
+def test_output_that_cannot_be_parsed_is_answered_as_far_as_it_can_be_read(
+    shared: RunningApp, path: str, fields: dict[str, Any]
+) -> None:
+    answer = shared.http.post(path, json={"model": "m", **fields})
+    assert answer.status_code == 200
+    assert "so far" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/api/generate", {"prompt": "Hi"}),
+    ],
+)
+def test_keep_alive_is_understood_in_every_dialect(shared: RunningApp, path: str, fields: dict[str, Any]) -> None:
+    for keep_alive, stays in ((-1, True), ("1h", False)):
+        assert shared.http.post(path, json={"model": "m", **fields, "keep_alive": keep_alive}).status_code == 200
+        (model,) = shared.status()["models"]
+        assert (model["expires_at"] is None) == stays
+
+
+def test_an_engine_that_cannot_save_prompts_serves_and_ends_all_the_same(
+    start_app: StartApp, scripted_engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    app = start_app(scripted_engine, Settings(prompt_state_bytes=10**6), MemoryStore(on_disk(record("m"), tmp_path)))
+    assert app.chat("Hi").status_code == 200
+    assert app.http.post("/ostinato/unload", json={"model": "m"}).json()["was_loaded"]
+    assert app.chat("Hi").status_code == 200
+
+
+def on_disk(registered: ModelRecord, directory: Path) -> ModelRecord:
+    """The same with a file that exists."""
+    file = directory / "m.gguf"
+    file.touch()
+    return replace(registered, parts=(file,))

@@ -31,6 +31,15 @@ def test_a_plan_without_sessions_says_so(app: RunningApp) -> None:
             "sentence": "No routes have been counted yet, so there is nothing to learn from.",
         },
         "proposal": None,
+        "timing": {
+            "requests": 0,
+            "cold_route_ms": None,
+            "cold_route_ms_error": None,
+            "checked_requests": 0,
+            "median_error": None,
+            "bias": None,
+            "calibration": None,
+        },
         "history": [],
     }
 

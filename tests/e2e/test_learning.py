@@ -1,15 +1,24 @@
-"""Learning with the real engine: sessions are logged, a plan is applied, the engine runs it, and it is undone."""
+"""Learning with the real engine: sessions are logged, a plan is applied, the engine runs it, and it is undone.
+
+A log that favours what nobody uses is the worst that can be learned from. It is made of real requests' neighbours: each
+layer's least selected experts in recorded sessions.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ostinatod import locations
 from ostinatod.installer.engine_build import EngineBuild
+from ostinatod.routing_log.counts import RouteCounts
+from ostinatod.routing_log.records import RequestRecord
+from ostinatod.routing_log.writer import RoutingLog
 from tests.conftest import RunningDaemon, StartDaemon, eventually
 
 pytestmark = pytest.mark.engine
@@ -29,6 +38,46 @@ def daemon(start_daemon: StartDaemon, engine_build: EngineBuild) -> RunningDaemo
         OSTINATO_LEARN_IDLE="never",
         OSTINATO_CONTEXT="8192",
     )
+
+
+@pytest.fixture
+def learning_daemon(start_daemon: StartDaemon, engine_build: EngineBuild) -> StartDaemon:
+    """A daemon that looks at its model as soon as that has been idle for a moment: `learning_daemon(**environment)`."""
+
+    def start(**environment: str) -> RunningDaemon:
+        return start_daemon(
+            locations.engine_cache_dir(),
+            OSTINATO_HOT_EXPERTS_FRACTION="0.44",
+            OSTINATO_LEARN_IDLE="1",
+            OSTINATO_CONTEXT="8192",
+            **environment,
+        )
+
+    return start
+
+
+def poison(daemon: RunningDaemon, sessions: int) -> None:
+    """Log sessions of a million routes to each of the experts that recorded sessions use least."""
+    recorded = np.load(Path(__file__).parents[1] / "data" / "tiny-routes.npz")
+    used = recorded["prefill"].sum(axis=0) + recorded["decode"].sum(axis=0)
+    unused = np.argsort(np.argsort(used, axis=1), axis=1) < used.shape[1] * HOT // N_EXPERTS
+    counts = np.where(unused, 1_000_000, 0).astype(np.int64)
+    (model,) = daemon.http.get("/ostinato/status").json()["models"]
+    log = RoutingLog(daemon.home / "routes.db", 1 << 30)
+    log.start()
+    fields: dict[str, Any] = dict.fromkeys(RequestRecord.__dataclass_fields__)
+    for number in range(sessions):
+        fields |= {"id": f"poison-{number}", "session": f"poison-{number}", "source": "header", "turn": 1}
+        fields |= {"fingerprint": model["digest"], "kind": "first", "dialect": "openai", "status": "ok"}
+        fields |= {"started_at": time.time(), "total_ms": 1.0, "new_tokens": 10**6, "output_tokens": 10**6}
+        log.put(RequestRecord(**{**fields, "counts": RouteCounts(tuple(recorded["layers"].tolist()), counts, counts)}))
+    log.flush()
+    assert log.status().written == sessions
+    log.close()
+
+
+def history(daemon: RunningDaemon) -> list[tuple[str, str]]:
+    return [(item["source"], item["state"]) for item in plan(daemon)["history"]]
 
 
 def talk(daemon: RunningDaemon, session: str, text: str) -> None:
@@ -93,3 +142,45 @@ def test_sessions_make_a_plan_that_the_engine_runs_until_it_is_undone(daemon: Ru
     again = daemon.http.post("/ostinato/plan", json={"model": "tiny", "action": "undo"})
     assert again.status_code == 409
     assert again.json()["kind"] == "plan_unavailable"
+
+
+def test_a_set_that_was_learned_from_a_poisoned_log_is_taken_back_by_itself(learning_daemon: StartDaemon) -> None:
+    # A gain of all routes is never expected, so that nothing but going back can happen by itself.
+    daemon = learning_daemon(OSTINATO_LEARN_MIN_GAIN="1.0")
+    assert daemon.http.post("/api/generate", json={"model": "tiny"}, timeout=120).status_code == 200
+    first = residency(daemon)
+    poison(daemon, 3)
+    eventually(lambda: history(daemon)[0] == ("learned", "active"), "the poisoned log is learned from")
+    texts = [str(message["content"]) for message in SESSION["messages"] if message.get("content")]
+    for number, text in enumerate(texts[:3]):
+        talk(daemon, f"real-{number}", text[:300])
+    eventually(lambda: history(daemon)[0] == ("undo", "active"), "it is taken back")
+    assert history(daemon) == [("undo", "active"), ("learned", "rolled_back"), ("day0", "superseded")]
+    assert residency(daemon)["layers"] == first["layers"]
+    returned, poisoned, _ = plan(daemon)["history"]
+    assert "would have covered" in returned["note"]
+    assert poisoned["coverage_measured"] < 0.3
+
+
+def test_real_sessions_overrule_a_poisoned_log(learning_daemon: StartDaemon) -> None:
+    daemon = learning_daemon()
+    assert daemon.http.post("/api/generate", json={"model": "tiny"}, timeout=120).status_code == 200
+    poison(daemon, 1)
+    eventually(lambda: history(daemon)[0] == ("learned", "active"), "the poisoned log is learned from")
+    texts = [str(message["content"]) for message in SESSION["messages"] if message.get("content")]
+    even = HOT / N_EXPERTS
+    covered = []
+    for number, text in enumerate(texts[:4]):
+        talk(daemon, f"real-{number}", text[:300])
+        (last,) = eventually(
+            lambda number=number: [
+                entry
+                for entry in daemon.http.get("/ostinato/requests", params={"limit": 1}).json()["requests"]
+                if daemon.http.get("/ostinato/stats").json()["requests"] == number + 2
+            ],
+            "the request is logged",
+        )
+        covered.append(last["coverage_decode"])
+        time.sleep(2.5)
+    assert covered[0] < even
+    assert covered[-1] > even, covered

@@ -92,6 +92,16 @@ def test_a_changed_system_prompt_is_told_as_the_break_it_is(daemon: RunningDaemo
     assert third["prefix_break"]["lost_tokens"] > 16
 
 
+@pytest.mark.engine
+def test_a_model_that_is_unloaded_at_once_keeps_the_counts_of_its_last_request(daemon: RunningDaemon) -> None:
+    for number in (1, 2):
+        ask(daemon, "Where is my order?", keep_alive=0)
+        (*_, last) = logged(daemon, number)
+        # Eight layers of eight routes for every token that was read or written, but for the last layer of the prompt.
+        assert last["routes"] > 7 * 8 * (last["new_tokens"] + last["output_tokens"])
+        assert last["path"] == "stock"
+
+
 def test_a_killed_daemon_loses_at_most_the_request_that_ended_last(
     start_daemon: StartDaemon, scripted_engine_cache: Path
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ostinatod.config import Settings
+from ostinatod.engine.gpu_experts import Backend
 from ostinatod.learning.generations import Generations
 from ostinatod.learning.residencies import Residencies
 from ostinatod.learning.service import LearningService
@@ -91,11 +92,12 @@ RunLearning = Callable[..., Any]
 
 @pytest.fixture
 def learn(tmp_path: Path, scripted_engine: ScriptedEngine) -> RunLearning:
-    """Runs a coroutine function on a fresh `Learning`: `learn(body, script={…}, **settings)`; returns its result."""
+    """Runs a coroutine function on a fresh `Learning`: `learn(body, script={…}, backend=…, **settings)`; returns its
+    result."""
 
     @asynccontextmanager
-    async def opened(script: dict[str, Any], settings: Settings) -> AsyncIterator[Learning]:
-        engine = scripted_engine.scripted(**script)
+    async def opened(script: dict[str, Any], backend: Backend, settings: Settings) -> AsyncIterator[Learning]:
+        engine = dataclasses.replace(scripted_engine.scripted(**script), backend=backend)
         log: list[SessionRoutes] = []
         tpots: dict[int, list[float]] = {}
         clock = Clock()
@@ -115,9 +117,15 @@ def learn(tmp_path: Path, scripted_engine: ScriptedEngine) -> RunLearning:
         finally:
             await loaded.close()
 
-    def run(body: Callable[[Learning], Awaitable[T]], script: dict[str, Any] | None = None, **settings: Any) -> T:
+    def run(
+        body: Callable[[Learning], Awaitable[T]],
+        script: dict[str, Any] | None = None,
+        backend: Backend = "cpu",
+        **settings: Any,
+    ) -> T:
         async def whole() -> T:
-            async with opened(script or {}, Settings(**{"hot_experts_fraction": HALF, **settings})) as learning:
+            chosen = Settings(**{"hot_experts_fraction": HALF, **settings})
+            async with opened(script or {}, backend, chosen) as learning:
                 return await body(learning)
 
         return asyncio.run(whole())

@@ -1,19 +1,17 @@
-"""What a proposal says: coverage on sessions it has not seen, cold routes, bounds of a step, and reasons."""
+"""What a proposal says: coverage on sessions it has not seen, cold routes, time per token, and reasons."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ostinatod.learning.capacity import costs_from_engine
 from ostinatod.learning.planning import PlanningInput, day_zero, make_plan
-from ostinatod.profiles.cost_model import CostModel
-from ostinatod.profiles.experts import ModelExperts
+from ostinatod.learning.timing import Timing
 from ostinatod.profiles.planner import ExpertPlaces
 from ostinatod.profiles.rates import Forgetting
+from ostinatod.profiles.step_time import StepTime
 from tests.unit.learning.conftest import favours, logged
 
 PLACES = ExpertPlaces((0, 0), (1, 1), (4, 4))
@@ -50,17 +48,16 @@ def test_a_proposal_is_compared_with_what_runs() -> None:
     assert "The set in use covers 50.0% of the same routes." in proposal.reasons
 
 
-def test_measured_costs_bound_the_step() -> None:
-    costs = CostModel.same_in_all_layers([0.137] * 2, gamma0_ms=0.120, alpha_ms=0.140, beta_ms=0.184)
-    proposal = make_plan(dataclasses.replace(GIVEN, costs=costs)).proposal
+def test_what_a_cold_route_costs_tells_what_a_token_will_take() -> None:
+    # 10 ms and 0.5 ms for each cold route; the proposal leaves 8/42 of them, the running set 2.
+    step_time = StepTime(20, 10.0, 0.5, 0.0, 0.1, 0.2, 2.0, 1000.0)
+    proposal = make_plan(dataclasses.replace(GIVEN, timing=Timing(step_time))).proposal
     assert proposal is not None
-    assert proposal.tpot_ms_predicted is not None
-    least, most = proposal.tpot_ms_predicted
-    mu = 2 * 2 / 42
-    fixed = 2 * (0.137 + 0.184 * mu)
-    # delta = 0.003; q lies between mu / 2 and mu.
-    assert least == pytest.approx(fixed + 2 * 0.003 * mu / 2)
-    assert most == pytest.approx(fixed + 2 * 0.003 * mu)
+    assert proposal.tpot_ms_now == pytest.approx(11.0)
+    assert proposal.tpot_ms_predicted == pytest.approx(10 + 0.5 * 8 / 42)
+    # 0.1 ms for each of the routes between, and 0.2 ms / sqrt(20) for the line's own height.
+    assert proposal.tpot_ms_margin == pytest.approx(np.hypot(0.1 * (2 - 8 / 42), 0.2 / 20**0.5))
+    assert any("In 20 requests a cold route took 0.5000 ms" in reason for reason in proposal.reasons)
 
 
 def test_with_one_session_nothing_is_claimed_about_others() -> None:
@@ -81,22 +78,3 @@ def test_an_imatrix_is_among_the_reasons() -> None:
     assert proposal is not None
     assert any("imatrix" in reason for reason in proposal.reasons)
     assert favours(day_zero(PLACES, (4,), prior, 2)) == [[2, 3], [2, 3]]
-
-
-EXPERTS = ModelExperts(layers=(0, 1), expert_bytes=(1, 1), n_experts=(4, 4), k=2)
-COSTS: dict[str, Any] = {"gamma0": 0.12, "alpha": 0.14, "beta": [0.18, 0.19], "gpu_branch": 0.137}
-
-
-def test_costs_are_read_from_the_engine() -> None:
-    costs = costs_from_engine({"costs_ms": COSTS}, EXPERTS)
-    assert costs is not None
-    assert (costs.beta_ms, costs.gamma0_ms) == ((0.18, 0.19), (0.12, 0.12))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"beta": None}, {"beta": [0.1]}, {"beta": "fast"}, {"beta": -1.0}, {"gpu_branch": 5.0}]
-)
-def test_costs_that_the_model_does_not_hold_for_are_not_used(changes: dict[str, Any]) -> None:
-    assert costs_from_engine({"costs_ms": {**COSTS, **changes}}, EXPERTS) is None
-    assert costs_from_engine({}, EXPERTS) is None
-    assert costs_from_engine(None, EXPERTS) is None

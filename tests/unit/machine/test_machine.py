@@ -14,6 +14,7 @@ from ostinatod.machine.cpus import Cpus, NumaNode, cgroup_memory_bytes, cpu_list
 from ostinatod.machine.gpus import Gpu, PcieLink, list_gpus
 from ostinatod.machine.memory import measure_read_gbps, read_memory
 from ostinatod.machine.profile import Probes, hardware_fingerprint, machine_profile
+from ostinatod.machine.transfers import Transfers
 
 CPUINFO = "processor\t: 0\nmodel name\t: Some CPU @ 2.00GHz\nflags\t\t: fpu sse4_2 avx2 avx512_bf16 amx_int8\n"
 
@@ -154,6 +155,7 @@ def probes(measured: list[int], **changes: Any) -> Probes:
         cpus=lambda: CPUS,
         cgroup_bytes=lambda: None,
         read_gbps=lambda threads: measured.append(threads) or 80.0,
+        transfers=lambda threads: ({"GPU-1": Transfers(upload_gbps=54.0)}, "GPU 1: no memory"),
     )
 
 
@@ -162,6 +164,7 @@ def test_the_profile_is_measured_once_and_again_when_asked(tmp_path: Path) -> No
     file = tmp_path / "new" / "machine.json"
     first = machine_profile(file, probes=probes(measured))
     assert first["memory"]["read_gbps"] == 80.0
+    assert (first["gpus"][0]["upload_gbps"], first["transfers_reason"]) == (54.0, "GPU 1: no memory")
     assert json.loads(file.read_text()) == first
     assert machine_profile(file, probes=probes(measured)) == first
     assert measured == [4]
@@ -182,10 +185,10 @@ def test_what_is_free_now_is_no_change_of_hardware() -> None:
     assert hardware_fingerprint((GPU,), CPUS, None) == hardware_fingerprint((busy,), CPUS, None)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', '{"format": 1, "fingerprint": "other"}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 2, "fingerprint": "other"}'])
 def test_a_profile_that_is_not_ours_is_made_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / "m").write_text(content)
     measured: list[int] = []
-    assert machine_profile(tmp_path / "m", probes=probes(measured))["format"] == 1
+    assert machine_profile(tmp_path / "m", probes=probes(measured))["format"] == 2
     assert measured
-    assert json.loads((tmp_path / "m").read_text())["format"] == 1
+    assert json.loads((tmp_path / "m").read_text())["format"] == 2

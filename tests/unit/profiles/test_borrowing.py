@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinatod.profiles.borrowing import BorrowingOutcome, BorrowingRule, choose_borrowing, simulate_borrowing
+from ostinatod.profiles.borrowing import (
+    BorrowingOutcome,
+    BorrowingRule,
+    choose_borrowing,
+    simulate_borrowing,
+    uploads_per_step,
+)
 from ostinatod.profiles.errors import CapacityError
 
 rules = st.builds(
@@ -14,7 +22,9 @@ rules = st.builds(
     slots=st.integers(0, 4),
     decay=st.floats(0.5, 1),
     hysteresis=st.floats(1, 4),
-    upload_steps=st.integers(1, 3),
+    admission=st.floats(0, 3),
+    uploads_per_step=st.floats(0.2, 4),
+    counts_served=st.booleans(),
 )
 requests = st.lists(st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), max_size=20), max_size=4)
 
@@ -25,7 +35,7 @@ def test_an_expert_serves_from_the_step_after_its_upload() -> None:
 
 
 def test_a_slow_upload_serves_later() -> None:
-    rule = BorrowingRule(slots=1, decay=1.0, hysteresis=2.0, upload_steps=2)
+    rule = BorrowingRule(slots=1, decay=1.0, hysteresis=2.0, uploads_per_step=0.5)
     assert simulate_borrowing([[[7], [7], [7]]], rule).served == 1
 
 
@@ -44,6 +54,48 @@ def test_a_newcomer_must_score_clearly_higher() -> None:
     assert simulate_borrowing([steps], BorrowingRule(slots=1, decay=1.0, hysteresis=2.0)).uploads == 1
 
 
+def test_a_link_that_has_time_for_more_fills_more_slots() -> None:
+    steps = [[1, 2, 3], [1, 2, 3]]
+    one = BorrowingRule(slots=3, decay=1.0, hysteresis=2.0)
+    assert simulate_borrowing([steps], one).served == 1
+    # The first step's credit is 1 whatever the link can do; from the second on it is 3.
+    assert simulate_borrowing([[*steps, [1, 2, 3]]], dataclasses.replace(one, uploads_per_step=3.0)).served == 1 + 3
+
+
+def test_an_expert_is_not_admitted_before_it_was_used_often_enough() -> None:
+    rule = BorrowingRule(slots=1, decay=1.0, hysteresis=1.0, admission=2.0)
+    # Its second use makes it 2; it serves the third.
+    assert simulate_borrowing([[[7], [7], [7]]], rule) == BorrowingOutcome(3, 3, 1, 1, 1)
+
+
+def test_scores_decay_between_uses() -> None:
+    # 1 was used three times, 2 twice but later: with a half per step, 1 scores 1.75 / 4 where 2 scores 1.5.
+    steps = [[1], [1], [1], [2], [2], [2]]
+    lasting = BorrowingRule(slots=1, decay=1.0, hysteresis=1.0)
+    fading = BorrowingRule(slots=1, decay=0.5, hysteresis=1.0)
+    assert simulate_borrowing([steps], lasting).uploads == 2
+    assert simulate_borrowing([steps], fading).served > simulate_borrowing([steps], lasting).served
+
+
+def test_what_serves_is_kept_where_serving_counts() -> None:
+    # 1 is borrowed and serves; 2 comes up by two uses. Without counting, 1 still scores 1 and gives way.
+    steps = [[1], [1], [1], [2], [2], [1]]
+    rule = BorrowingRule(slots=1, decay=1.0, hysteresis=1.0)
+    assert simulate_borrowing([steps], rule).uploads == 2
+    assert simulate_borrowing([steps], dataclasses.replace(rule, counts_served=True)).uploads == 1
+
+
+def test_scores_do_not_overflow() -> None:
+    rule = BorrowingRule(slots=1, decay=0.5, hysteresis=1.0)
+    outcome = simulate_borrowing([[[7]] * 5000], rule)
+    assert outcome.served == 4999
+
+
+def test_the_link_s_speed_tells_how_many_uploads_a_step_has_time_for() -> None:
+    # A quarter of 54 GB/s for 20 ms are 270 MB: 20 experts of 13.4 MB.
+    assert uploads_per_step(54.0, 20.0, 13_400_000) == pytest.approx(20.15, abs=0.01)
+
+
 @settings(max_examples=40, deadline=None)
 @given(requests, rules)
 def test_no_rule_serves_more_than_there_is_or_lends_more_than_it_has(
@@ -54,8 +106,8 @@ def test_no_rule_serves_more_than_there_is_or_lends_more_than_it_has(
     assert outcome.cold_routes == sum(len(step) for request in steps for step in request)
     assert 0 <= outcome.served <= outcome.cold_routes
     assert outcome.peak_slots <= rule.slots
-    # One upload at a time, each as long as the rule says.
-    assert outcome.uploads <= outcome.steps
+    # What the link has time for, and the credit that every request begins with.
+    assert outcome.uploads <= outcome.steps * rule.uploads_per_step + len(steps)
     assert (outcome.served > 0) <= (outcome.uploads > 0)
 
 

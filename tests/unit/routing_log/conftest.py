@@ -46,6 +46,7 @@ def request(number: int, **changes: Any) -> RequestRecord:
         "prefix_break": None,
         "generation": None,
         "path": None,
+        "uploaded_bytes": None,
         "counts": counts(20, 10),
         "cold_routes": None,
         "coverage_prefill": None,

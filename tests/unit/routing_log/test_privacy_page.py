@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ostinatod.routing_log.database import open_for_writing
 from ostinatod.routing_log.operations import KEPT_REQUEST_COUNTS
-from ostinatod.routing_log.records import DIALECTS, SOURCES
+from ostinatod.routing_log.records import DIALECTS, PATHS, SOURCES
 from ostinatod.sessions.prefix_break import BREAK_REASONS
 from ostinatod.sessions.turn_kind import TURN_KINDS
 
@@ -23,6 +23,6 @@ def test_the_page_names_every_table_and_column(file: Path) -> None:
 
 
 def test_the_page_names_every_word_that_is_stored() -> None:
-    words = (*TURN_KINDS, *DIALECTS, *SOURCES, *BREAK_REASONS)
+    words = (*TURN_KINDS, *DIALECTS, *SOURCES, *PATHS, *BREAK_REASONS)
     assert [word for word in words if f"`{word}`" not in PAGE] == []
     assert f"latest {KEPT_REQUEST_COUNTS} requests" in PAGE

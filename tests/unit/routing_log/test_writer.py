@@ -13,6 +13,7 @@ from ostinatod.profiles.route_log import total_counts
 from ostinatod.routing_log import reader
 from ostinatod.routing_log.database import open_for_writing
 from ostinatod.routing_log.operations import KEPT_REQUEST_COUNTS, Selection, add_request
+from ostinatod.routing_log.records import LoggedRequest
 from ostinatod.routing_log.writer import RoutingLog
 from ostinatod.sessions.prefix_break import PrefixBreak
 from ostinatod.transactions import immediate
@@ -48,7 +49,7 @@ def test_a_request_comes_back_as_it_was_put(log: RoutingLog) -> None:
     log.put(put_in)
     log.flush()
     (found,) = reader.latest_requests(log.file)
-    names = [name for name in reader.LoggedRequest.__dataclass_fields__ if name != "prefix_break"]
+    names = [name for name in LoggedRequest.__dataclass_fields__ if name != "prefix_break"]
     assert {name: getattr(found, name) for name in names} == {name: getattr(put_in, name) for name in names}
     detail = "message 3 of the previous prompt changed"
     assert found.prefix_break == {"reason": "message", "detail": detail, "lost_tokens": 1234}

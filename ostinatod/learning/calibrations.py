@@ -1,0 +1,165 @@
+"""What engines have measured of themselves on this machine: kept per machine, build and model, for the time before the
+next engine has measured anew, and checked against what it measures then.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ostinatod.learning.database import LearningDatabase
+from ostinatod.profiles.calibration import CpuBranch, LayerTimes, fit_cpu_branch, mean_route_ms
+from ostinatod.profiles.errors import CostModelError
+
+ENOUGH_STEPS = 1000
+"""Decode steps of single layers from which a measurement replaces one that had as many or more."""
+_SPEEDS = {"cpu_row": "cpu_row_bytes_per_s", "cpu_rows": "cpu_rows_bytes_per_s", "link": "link_bytes_per_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeeds:
+    """What an engine measured of one GPU's cold experts when it was loaded: 1e9 bytes per second, None where it did
+    not."""
+
+    name: str
+    cpu_row_gbps: float | None
+    """By the CPU, one row per expert: bound by memory."""
+    cpu_rows_gbps: float | None
+    """With 16 rows per expert: bound by arithmetic."""
+    link_gbps: float | None
+    """To the GPU, from page-locked memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Costs of one model in one build's engine on one machine."""
+
+    cpu_branch: tuple[CpuBranch, ...] = ()
+    """C(r) in decode, by size of expert."""
+    speeds: tuple[DeviceSpeeds, ...] = ()
+    prefill_error: float | None = None
+    """What the CPU branch took in prefill over what the speeds had predicted, less 1; None where nothing was."""
+
+    @property
+    def route_ms(self) -> float | None:
+        """beta, over all sizes."""
+        return mean_route_ms(self.cpu_branch)
+
+    @property
+    def steps(self) -> int:
+        """Decode steps of single layers that were measured."""
+        return sum(item.steps for item in self.cpu_branch)
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is stored and told."""
+        told: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return told
+
+
+def read_calibration(status: Mapping[str, Any] | None) -> Calibration | None:
+    """What a loaded engine tells: `cpu_branch` and `devices`. None where it has measured nothing yet."""
+    told = None if status is None else status.get("cpu_branch")
+    if not isinstance(told, list):
+        return None
+    try:
+        layers = [
+            LayerTimes(int(item["layer"]), int(item["expert_bytes"]), tuple(item["steps"]), tuple(item["cpu_ms"]))
+            for device in told
+            for item in device["decode"]
+        ]
+        predicted = sum(float(device["prefill"]["cpu_ms_predicted"]) for device in told)
+        taken = sum(float(device["prefill"]["cpu_ms"]) for device in told)
+        found = Calibration(
+            fit_cpu_branch(layers), _speeds(status), round(taken / predicted - 1, 4) if predicted > 0 else None
+        )
+    except (KeyError, TypeError, ValueError, CostModelError):
+        return None
+    return found if found != Calibration() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A stored calibration. Times are unix seconds."""
+
+    since: float
+    """Requests before this ran on another machine or build; 0 where there was none before."""
+    updated_at: float
+    build: str
+    calibration: Calibration
+
+
+class Calibrations:
+    """Stored calibrations of this machine. Methods block and raise PlanUnavailable."""
+
+    def __init__(
+        self, database: LearningDatabase, machine: Callable[[], str], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._database = database
+        self._machine = machine
+        self._clock = clock
+
+    def keep(self, fingerprint: str, build: str, calibration: Calibration | None) -> Kept:
+        """What holds for a model in a build now: `calibration` where the engine has measured one, else the last."""
+        key, now = (self._machine(), build, fingerprint), self._clock()
+        with self._database.open() as db, db.atomic():
+            rows = {
+                (row["machine"], row["build"]): row
+                for row in db.query("select * from calibrations where fingerprint = ?", [fingerprint])
+            }
+            own = rows.get(key[:2])
+            before = None if own is None else _kept(own)
+            kept = Kept(
+                since=before.since if before else (now if rows else 0.0),
+                updated_at=now,
+                build=build,
+                calibration=_better(before.calibration if before else None, calibration),
+            )
+            if before is None or before.calibration != kept.calibration:
+                measured = json.dumps(kept.calibration.as_json())
+                db.table("calibrations").upsert(
+                    dict(zip(("machine", "build", "fingerprint"), key, strict=True))
+                    | {"since": kept.since, "updated_at": now, "measured": measured},
+                    pk=("machine", "build", "fingerprint"),
+                )
+        return kept
+
+    def latest(self, fingerprint: str | None = None) -> dict[str, Kept]:
+        """By model, what was measured last on this machine."""
+        with self._database.open() as db:
+            rows = db.query(
+                "select * from calibrations where machine = ? and (? is null or fingerprint = ?) order by updated_at",
+                [self._machine(), fingerprint, fingerprint],
+            )
+            return {row["fingerprint"]: _kept(row) for row in rows}
+
+
+def _better(before: Calibration | None, measured: Calibration | None) -> Calibration:
+    """The newer one, once it has seen enough; an engine that was just loaded has seen nearly nothing."""
+    if before is None or measured is None:
+        return measured or before or Calibration()
+    return measured if measured.steps >= min(ENOUGH_STEPS, before.steps) else before
+
+
+def _kept(row: Mapping[str, Any]) -> Kept:
+    told = json.loads(row["measured"])
+    calibration = Calibration(
+        tuple(CpuBranch(**item) for item in told["cpu_branch"]),
+        tuple(DeviceSpeeds(**item) for item in told["speeds"]),
+        told["prefill_error"],
+    )
+    return Kept(row["since"], row["updated_at"], row["build"], calibration)
+
+
+def _speeds(status: Mapping[str, Any] | None) -> tuple[DeviceSpeeds, ...]:
+    found = []
+    for device in (status or {}).get("devices") or ():
+        told = device.get("speeds") if device.get("gpu") else None
+        if isinstance(told, dict):
+            gbps = {
+                f"{name}_gbps": round(told[key] / 1e9, 3) if told.get(key) else None for name, key in _SPEEDS.items()
+            }
+            found.append(DeviceSpeeds(str(device["name"]), **gbps))
+    return tuple(found)

@@ -1,0 +1,186 @@
+"""What the engine tells of its costs is kept per machine and build, and explains what tokens take."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinatod.learning.calibrations import ENOUGH_STEPS, Calibration, Calibrations, read_calibration
+from ostinatod.learning.database import LearningDatabase
+from ostinatod.learning.generations import Generations
+from ostinatod.learning.model_files import ModelFacts, ModelFiles
+from ostinatod.learning.timing import Timings, step_samples
+from ostinatod.profiles.calibration import CpuBranch
+from ostinatod.routing_log.records import LoggedRequest
+from ostinatod.store.records import ModelRecord
+
+DUMPS = sorted((Path(__file__).parents[2] / "data" / "learning").glob("v*.sql"))
+ROUTES = 2 * 2
+"""Of a token of the fake model: two layers, two experts each."""
+
+
+def engine(steps: int = ENOUGH_STEPS, *, alpha: float = 0.1, beta: float = 0.2) -> dict[str, Any]:
+    """The status of an engine whose layer 0 had so many decode steps with one cold route, and as many with two."""
+    decode = {
+        "layer": 0,
+        "expert_bytes": 8_000_000,
+        "steps": [steps, steps],
+        "cpu_ms": [steps * (alpha + beta), steps * (alpha + 2 * beta)],
+    }
+    prefill = {"steps": 3, "cpu_routes": 90, "cpu_ms": 11.0, "cpu_ms_predicted": 10.0}
+    speeds = {"cpu_row_bytes_per_s": 70e9, "cpu_rows_bytes_per_s": 20e9, "link_bytes_per_s": 0.0}
+    return {
+        "devices": [{"name": "CUDA0", "gpu": True, "speeds": speeds}],
+        "cpu_branch": [{"name": "CUDA0", "decode": [decode], "prefill": prefill}],
+    }
+
+
+def logged(number: int, coverage: float, tpot_ms: float) -> LoggedRequest:
+    """Of 100 prompt tokens and 40 output tokens, begun at second `number`."""
+    fields: dict[str, Any] = dict.fromkeys(LoggedRequest.__dataclass_fields__)
+    fields |= {"status": "ok", "started_at": float(number), "new_tokens": 40, "reused_tokens": 60, "output_tokens": 40}
+    return LoggedRequest(**{**fields, "tpot_ms": tpot_ms, "coverage_decode": coverage})
+
+
+def costing(n: int, *, route_ms: float, start: int = 0) -> list[LoggedRequest]:
+    """The newest first: 10 ms and so much for each cold route, with coverage from 0.5 to 0.9."""
+    shares = [0.5 + 0.4 * (i % 5) / 4 for i in range(n)]
+    made = [logged(start + i, share, 10 + route_ms * ROUTES * (1 - share)) for i, share in enumerate(shares)]
+    return made[::-1]
+
+
+@pytest.fixture
+def facts(model: ModelRecord) -> ModelFacts:
+    found = ModelFiles().facts(model)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def calibrations(tmp_path: Path) -> Callable[..., Calibrations]:
+    """Of one database, on a machine and at a time."""
+    database = LearningDatabase(tmp_path / "learning.db")
+    return lambda machine="here", now=0.0: Calibrations(database, lambda: machine, clock=lambda: now)
+
+
+def test_an_engine_s_costs_are_read() -> None:
+    found = read_calibration(engine())
+    assert found is not None
+    (branch,) = found.cpu_branch
+    assert (branch.alpha_ms, branch.beta_ms) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert found.prefill_error == pytest.approx(0.1)
+    (speeds,) = found.speeds
+    assert (speeds.cpu_row_gbps, speeds.cpu_rows_gbps, speeds.link_gbps) == (70.0, 20.0, None)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [None, {}, {"cpu_branch": None}, {"cpu_branch": []}, {"cpu_branch": [{}]}, {"cpu_branch": "fast"}],
+)
+def test_an_engine_that_tells_none_has_no_calibration(status: dict[str, Any] | None) -> None:
+    assert read_calibration(status) is None
+
+
+def test_a_calibration_survives_until_a_fresh_engine_has_seen_enough(calibrations: Callable[..., Calibrations]) -> None:
+    kept = calibrations().keep("f", "build", read_calibration(engine(beta=0.2)))
+    assert calibrations().latest("f")["f"].calibration == kept.calibration
+    early = calibrations().keep("f", "build", read_calibration(engine(3, beta=0.9)))
+    assert early.calibration == kept.calibration
+    later = calibrations().keep("f", "build", read_calibration(engine(beta=0.3)))
+    assert later.calibration.route_ms == pytest.approx(0.3)
+
+
+def test_another_build_or_machine_begins_anew(calibrations: Callable[..., Calibrations]) -> None:
+    first = calibrations(now=5.0).keep("f", "one", read_calibration(engine()))
+    assert first.since == 0
+    other_build = calibrations(now=7.0).keep("f", "two", None)
+    assert (other_build.since, other_build.calibration) == (7.0, Calibration())
+    other_machine = calibrations("there", now=9.0).keep("f", "two", None)
+    assert other_machine.since == 9.0
+    assert calibrations(now=11.0).keep("f", "one", None).calibration == first.calibration
+    assert set(calibrations("nowhere").latest()) == set()
+
+
+def test_requests_tell_what_a_cold_route_costs(
+    facts: ModelFacts, model: ModelRecord, calibrations: Callable[..., Calibrations]
+) -> None:
+    timing = Timings(lambda _: costing(40, route_ms=0.5), calibrations()).of(facts, None, "build")
+    assert timing.step_time is not None
+    assert timing.step_time.route_ms == pytest.approx(0.5)
+    assert timing.check is not None
+    assert timing.check.median_error == pytest.approx(0, abs=1e-6)
+    told = timing.as_json()
+    assert (told["requests"], told["checked_requests"], told["calibration"]) == (40, 10, None)
+
+
+def test_requests_of_another_build_do_not_count(facts: ModelFacts, calibrations: Callable[..., Calibrations]) -> None:
+    fingerprint = facts.layout.fingerprint
+    calibrations(now=0.0).keep(fingerprint, "old", None)
+    requests = [*costing(20, route_ms=0.9, start=100), *costing(20, route_ms=0.1)]
+    timing = Timings(lambda _: requests, calibrations(now=100.0)).of(facts, None, "new")
+    assert timing.step_time is not None
+    assert timing.step_time.samples == 20
+    assert timing.step_time.route_ms == pytest.approx(0.9)
+
+
+def test_the_engine_s_cost_stands_in_where_requests_are_alike(
+    facts: ModelFacts, calibrations: Callable[..., Calibrations]
+) -> None:
+    alike = [logged(i, 0.8, 12.0 + 0.01 * (i % 3)) for i in range(20)][::-1]
+    timings = Timings(lambda _: alike, calibrations())
+    assert timings.of(facts, None, None).step_time is None
+    timing = timings.of(facts, engine(beta=0.2), "build")
+    assert timing.step_time is not None
+    assert timing.step_time.route_ms == pytest.approx(0.2, rel=0.05)
+    # 4 routes of a token, of which 0.2 are cold now and none would be.
+    assert timing.step_time.tpot_ms(0.0) == pytest.approx(12.0 - 0.2 * 0.8, abs=0.1)
+    reasons = " ".join(timing.reasons())
+    assert "0.100 + 0.200 r ms" in reasons
+    assert "off by" in reasons
+    assert "+10%" in reasons
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "cancelled"},
+        {"tpot_ms": None},
+        {"coverage_decode": None},
+        {"output_tokens": 3},
+        {"started_at": 1.0},
+    ],
+)
+def test_requests_that_tell_nothing_of_decode_are_left_out(changes: dict[str, Any]) -> None:
+    told = logged(10, 0.75, 12.0)
+    (sample,) = step_samples([told, dataclasses.replace(told, **changes)], 5.0, ROUTES)
+    assert (sample.cold_routes, sample.context_tokens) == (1.0, 120.0)
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
+def test_what_an_earlier_version_learned_is_kept(dump: Path, tmp_path: Path, model: ModelRecord) -> None:
+    file = tmp_path / "learning.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript(dump.read_text(encoding="utf-8"))
+    generations = Generations(file, tmp_path / "residency")
+    newest, first = generations.history("ab" * 32)
+    assert (newest.source, newest.state, newest.coverage_held_out) == ("learned", "active", 0.75)
+    assert (first.source, first.state, first.tpot_ms_measured) == ("day0", "superseded", 12.5)
+    assert generations.residency("ab" * 32, 2).mask().tolist() == [[False, False, True, True]] * 2
+    assert Calibrations(LearningDatabase(file), lambda: "here").keep("ab" * 32, "build", None).since == 0
+
+
+def test_there_is_a_dump_of_every_released_schema(tmp_path: Path) -> None:
+    file = tmp_path / "learning.db"
+    with LearningDatabase(file).open() as db:
+        steps = list(db.query("select name from _sqlite_migrations where migration_set = 'learning'"))
+    assert [dump.stem for dump in DUMPS] == [f"v{number}" for number in range(1, len(steps) + 1)]
+
+
+def test_branches_are_told_with_their_speed() -> None:
+    assert CpuBranch(8_000_000, 0.1, 0.2, 10, 0.0).route_gbps == pytest.approx(40.0)

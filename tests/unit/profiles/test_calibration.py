@@ -1,0 +1,72 @@
+"""The CPU branch's constants from decode steps that an engine counted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinatod.profiles.calibration import LayerTimes, fit_cpu_branch, mean_route_ms
+from ostinatod.profiles.errors import CostModelError
+
+
+def layer(alpha: float, beta: float, steps: tuple[int, ...], *, number: int = 0, expert_bytes: int = 100) -> LayerTimes:
+    """Steps that took exactly alpha + beta r."""
+    return LayerTimes(number, expert_bytes, steps, tuple(n * (alpha + beta * r) for r, n in enumerate(steps, 1)))
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.lists(st.integers(0, 1000), min_size=2, max_size=8).filter(lambda steps: sum(n > 0 for n in steps) > 1),
+)
+def test_a_line_is_found_again(alpha: float, beta: float, steps: list[int]) -> None:
+    (fit,) = fit_cpu_branch([layer(alpha, beta, tuple(steps))])
+    assert fit.alpha_ms == pytest.approx(alpha, abs=1e-6)
+    assert fit.beta_ms == pytest.approx(beta, abs=1e-6)
+    assert fit.steps == sum(steps)
+    assert fit.largest_error_ms < 1e-6
+
+
+def test_the_paper_s_constants_are_found_from_counts_of_their_shape() -> None:
+    # Paper 3.2: alpha = 0.140 and beta = 0.184 ms; 98 % of steps have at most 3 cold routes.
+    (fit,) = fit_cpu_branch([layer(0.140, 0.184, (500, 250, 120, 10, 5, 1))])
+    assert fit.alpha_ms + fit.beta_ms == pytest.approx(0.324)
+
+
+def test_experts_of_two_sizes_are_calibrated_apart() -> None:
+    # Paper, Appendix B: Qwen3-235B-A22B has experts of 10.6 and 12.2 MB with beta of 0.139 and 0.157 ms.
+    small = layer(0.128, 0.139, (100, 50), expert_bytes=10_600_000)
+    large = layer(0.129, 0.157, (60, 30), number=1, expert_bytes=12_200_000)
+    fits = fit_cpu_branch([large, small])
+    assert [(fit.expert_bytes, round(fit.beta_ms, 6)) for fit in fits] == [(10_600_000, 0.139), (12_200_000, 0.157)]
+    assert fits[0].route_gbps == pytest.approx(10.6 / 0.139)
+    assert mean_route_ms(fits) == pytest.approx((0.139 * 150 + 0.157 * 90) / 240)
+
+
+def test_with_one_number_of_cold_routes_all_time_is_theirs() -> None:
+    (fit,) = fit_cpu_branch([LayerTimes(0, 100, (0, 10), (0.0, 4.0))])
+    # 10 steps with 2 routes took 4 ms.
+    assert (fit.alpha_ms, fit.beta_ms) == (0.0, pytest.approx(0.2))
+
+
+def test_neither_constant_is_negative() -> None:
+    falling = LayerTimes(0, 100, (10, 10), (4.0, 2.0))
+    (fit,) = fit_cpu_branch([falling])
+    assert (fit.alpha_ms, fit.beta_ms) == (pytest.approx(0.3), 0.0)
+    assert fit.route_gbps is None
+    steep = LayerTimes(0, 100, (10, 10), (1.0, 4.0))
+    (fit,) = fit_cpu_branch([steep])
+    assert fit.alpha_ms == 0.0
+    assert fit.beta_ms == pytest.approx((0.1 * 1 + 0.4 * 2) / (1 + 4))
+
+
+def test_nothing_measured_is_no_calibration() -> None:
+    assert fit_cpu_branch([LayerTimes(0, 100, (0, 0), (0.0, 0.0))]) == ()
+    assert mean_route_ms(()) is None
+
+
+@pytest.mark.parametrize(("steps", "cpu_ms"), [((1,), (1.0, 2.0)), ((-1,), (1.0,)), ((1,), (-1.0,))])
+def test_columns_that_do_not_fit_are_refused(steps: tuple[int, ...], cpu_ms: tuple[float, ...]) -> None:
+    with pytest.raises(CostModelError, match="layer 7"):
+        LayerTimes(7, 100, steps, cpu_ms)
