@@ -14,13 +14,15 @@ SETTINGS.json is a list of objects:
     threads       of the CPU
 
 Every setting loads the model, reads a context of --depth tokens, then times single tokens and prefills of --lengths new
-tokens behind that context. Its logits for fixed tokens are compared with the first setting's. Tokens are random.
+tokens behind that context. Its logits for fixed tokens are compared with the first setting's.
+
+Tokens are random, or with --sessions those of recorded ones (agent_sessions.py): the development part chooses the hot
+experts, and what is timed is text of the held-out part.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import re
@@ -33,126 +35,96 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from agent_sessions import read_sessions
 from numpy.typing import NDArray
 
-from ostinatod.bindings import EXPERT_TENSORS, Bindings, PlacementOptions, load_bindings
+from ostinatod.bench.placed_model import EngineLog, PlacedModel
+from ostinatod.bench.settings import from_json
+from ostinatod.bindings import load_bindings
 
 PROFILE_TOKENS = 4096
+PROFILE_PARTS = 8
+"""So many pieces of text of PROFILE_TOKENS tokens each."""
+
 CHECK_PREFILL = 249
 CHECK_DECODE = 32
 
+OWN_KEYS = ("hot", "profile", "hot_experts", "coverage")
+"""Of SETTINGS.json and of what is added to it; the others are those of `bench.settings.Setting`."""
 
-class Run:
-    """One loaded model with one context."""
 
-    def __init__(self, bindings: Bindings, model: Path, setting: dict[str, Any], n_ctx: int) -> None:
-        self.bindings = bindings
-        self.core: Any = bindings.llama_cpp.llama_cpp
-        core = self.core
-        params = core.llama_model_default_params()
-        params.n_gpu_layers = 99
-        params.use_extra_bufts = False
-        modes = {"mmap": core.LLAMA_LOAD_MODE_MMAP, "none": core.LLAMA_LOAD_MODE_NONE}
-        params.load_mode = modes[setting.get("load_mode", "mmap")]
-        patterns = [EXPERT_TENSORS]
-        if setting["kind"] == "stock":
-            patterns = [rb"blk\.%d" % layer + EXPERT_TENSORS for layer in range(setting.get("cpu_layers", 0))]
-        self._overrides = bindings.keep_in_host_memory(params, patterns)
-        started = time.monotonic()
-        self.model = core.llama_model_load_from_file(str(model).encode(), params)
-        if not self.model:
-            raise RuntimeError(f"{model} cannot be loaded")
-        self.n_vocab = core.llama_vocab_n_tokens(core.llama_model_get_vocab(self.model))
-        if "hot_experts" in setting:
-            bindings.set_residency(self.model, np.load(setting["hot_experts"]))
-        params = core.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, 2048, 2048
-        # the CPU branch has threads of its own, and llama.cpp's would only spin beside them
-        params.n_threads = params.n_threads_batch = 1 if setting["kind"] == "ostinato" else setting.get("threads", 16)
-        params.flash_attn_type = 1
-        self.context = core.llama_init_from_model(self.model, params)
-        if not self.context:
-            raise RuntimeError("no context can be made of this model")
-        self.load_s = time.monotonic() - started
-        self.memory = core.llama_get_memory(self.context)
+class Text:
+    """Tokens to read, one piece after the other, from the start again where they end."""
 
-    def decode(self, tokens: NDArray[np.int32]) -> float:
-        """Milliseconds of one call of llama_decode with its results ready."""
-        core = self.core
-        array = (ctypes.c_int32 * len(tokens))(*tokens.tolist())
-        started = time.perf_counter()
-        batch = core.llama_batch_get_one(ctypes.cast(array, ctypes.POINTER(ctypes.c_int32)), len(tokens))
-        status = core.llama_decode(self.context, batch)
-        core.llama_synchronize(self.context)
-        elapsed = (time.perf_counter() - started) * 1000
-        if status != 0:
-            raise RuntimeError(f"a pass of {len(tokens)} tokens failed with status {status}")
-        return elapsed
+    def __init__(self, sessions: Path | None, part: str, n_vocab: int) -> None:
+        self._rng = np.random.default_rng(17)
+        self._n_vocab = n_vocab
+        self._at = 0
+        self._tokens: NDArray[np.int32] | None = None
+        if sessions:
+            chosen = [session for session in read_sessions(sessions) if session.part == part]
+            pieces = [piece for session in chosen for turn in session.turns for piece in (turn.new, turn.answer)]
+            self._tokens = np.concatenate(pieces)
 
-    def rewind(self, position: int) -> None:
-        self.core.llama_memory_seq_rm(self.memory, 0, position, -1)
-
-    def logits(self) -> NDArray[np.float32]:
-        row = self.core.llama_get_logits_ith(self.context, -1)
-        return np.ctypeslib.as_array(row, (self.n_vocab,)).copy()
+    def next(self, n: int) -> list[int]:
+        """The next n tokens."""
+        if self._tokens is None:
+            return self._rng.integers(0, self._n_vocab, n).tolist()
+        at = np.arange(self._at, self._at + n) % len(self._tokens)
+        self._at += n
+        return self._tokens[at].tolist()
 
 
 def measure(arguments: argparse.Namespace, setting: dict[str, Any], out: Path) -> None:
     """The child process: one setting."""
     bindings = load_bindings(arguments.libraries)
     core: Any = bindings.llama_cpp.llama_cpp
-    log: list[str] = []
-    callback = core.llama_log_callback(lambda level, text, _: log.append(text.decode(errors="replace")))
-    core.llama_log_set(callback, None)
+    log = EngineLog(core)
     core.llama_backend_init()
-    rng = np.random.default_rng(17)
-    if setting["kind"] == "ostinato":
-        bindings.configure(
-            placement=PlacementOptions(
-                two_branches=True,
-                pool_bytes=setting.get("pool_bytes", 0),
-                n_threads=setting.get("threads", 0),
-                timeout_ms=setting.get("timeout_ms", 5000),
-                upload_tokens=setting.get("upload_tokens", 0),
-                upload_all_tokens=setting.get("upload_all_tokens", 0),
-            )
-        )
-    elif setting.get("profile"):
-        bindings.count_routes(True)
     try:
-        n_ctx = max(arguments.depth, PROFILE_TOKENS) + max(arguments.lengths) + 512
-        run = Run(bindings, arguments.model, setting, n_ctx)
+        run = PlacedModel(
+            bindings,
+            arguments.model,
+            from_json({name: value for name, value in setting.items() if name not in OWN_KEYS}),
+            n_ctx=max(arguments.depth, PROFILE_TOKENS) + max(arguments.lengths) + 512,
+            on_gpu=True,
+            hot=np.load(setting["hot_experts"]) if "hot_experts" in setting else None,
+            counted=bool(setting.get("profile")),
+        )
         result: dict[str, Any] = {"setting": setting, "load_s": round(run.load_s, 2)}
 
-        tokens = rng.integers(0, run.n_vocab, PROFILE_TOKENS).astype(np.int32)
         if setting.get("profile"):
-            for at in range(0, PROFILE_TOKENS, 2048):
-                run.decode(tokens[at : at + 2048])
-            np.save(setting["profile"], bindings.route_counts(run.model).prefill)
-            run.rewind(0)
+            known = Text(arguments.sessions, "development", run.n_vocab)
+            for _ in range(PROFILE_PARTS):
+                run.read(known.next(PROFILE_TOKENS))
+                run.rewind(0)
+            np.save(setting["profile"], bindings.route_counts(run.handle).prefill)
 
-        check = rng.integers(0, run.n_vocab, CHECK_PREFILL + CHECK_DECODE).astype(np.int32)
+        text = Text(arguments.sessions, "held-out", run.n_vocab)
+        check = text.next(CHECK_PREFILL + CHECK_DECODE)
         run.decode(check[:CHECK_PREFILL])
         rows = [run.logits()]
         for token in check[CHECK_PREFILL:]:
-            run.decode(np.array([token], np.int32))
+            run.decode([token])
             rows.append(run.logits())
         np.save(out.with_suffix(".npy"), np.stack(rows))
         run.rewind(0)
 
-        context = rng.integers(0, run.n_vocab, arguments.depth).astype(np.int32)
-        for at in range(0, arguments.depth, 2048):
-            run.decode(context[at : at + 2048])
-        before = devices(run) if setting["kind"] == "ostinato" else []
-        decoded = rng.integers(0, run.n_vocab, arguments.decode_tokens + 16).astype(np.int32)
+        run.read(text.next(arguments.depth))
+        before = run.devices()
+        decoded = text.next(arguments.decode_tokens + 16)
         steps = [run.decode(decoded[i : i + 1]) for i in range(len(decoded))]
-        after = devices(run) if setting["kind"] == "ostinato" else []
+        after = run.devices()
         result["decode_ms"] = round(statistics.median(steps[16:]), 4)
         result["decode_ms_mean"] = round(statistics.mean(steps[16:]), 4)
         if after:
             n = len(steps)
             result["decode_cold_routes"] = (
                 sum(a.cold_routes - b.cold_routes for a, b in zip(after, before, strict=True)) / n
+            )
+            result["decode_linked_routes"] = sum(a.linked - b.linked for a, b in zip(after, before, strict=True)) / n
+            result["decode_cpu_ms"] = (
+                sum(a.cpu_busy_ns - b.cpu_busy_ns for a, b in zip(after, before, strict=True)) / n / 1e6
             )
             result["decode_gpu_wait_ms"] = (
                 sum(a.waited_ns - b.waited_ns for a, b in zip(after, before, strict=True)) / n / 1e6
@@ -161,11 +133,10 @@ def measure(arguments: argparse.Namespace, setting: dict[str, Any], out: Path) -
         sides = {}
         for length in arguments.lengths:
             times = []
-            before = devices(run) if after else []
+            before = run.devices() if after else []
             for _ in range(arguments.repeats + 1):
                 run.rewind(arguments.depth)
-                new = rng.integers(0, run.n_vocab, length).astype(np.int32)
-                times.append(sum(run.decode(new[at : at + 2048]) for at in range(0, length, 2048)))
+                times.append(run.read(text.next(length)))
             prefill[length] = round(statistics.median(times[1:]), 2)
             if after:
                 sides[length] = [
@@ -180,29 +151,25 @@ def measure(arguments: argparse.Namespace, setting: dict[str, Any], out: Path) -
                             "waited_ns",
                         )
                     }
-                    for now, then in zip(devices(run), before, strict=True)
+                    for now, then in zip(run.devices(), before, strict=True)
                 ]
         result["prefill_ms"] = prefill
         result["prefill_sides"] = sides
         if after:
-            result["devices"] = [vars_of(d) for d in devices(run)]
-        text = "".join(log)
-        result["splits"] = re.findall(r"splits = ([\d /]*\d)", text)[-1:] or None
-        result["memory"] = re.findall(r"(\w+) +(model|KV|compute) buffer size = +([\d.]+) MiB", text)
+            result["devices"] = [vars_of(d) for d in run.devices()]
+        result["splits"] = re.findall(r"splits = ([\d /]*\d)", log.text)[-1:] or None
+        result["memory"] = re.findall(r"(\w+) +(model|KV|compute) buffer size = +([\d.]+) MiB", log.text)
+        result["speeds"] = re.findall(r"measure_speeds: (.*)", log.text)
         out.write_text(json.dumps(result), encoding="utf-8")
     except BaseException:
-        sys.stderr.write("".join(line for line in log if "llama_graph_n_input_tensors" not in line)[-3000:])
+        lines = log.text.splitlines(keepends=True)
+        sys.stderr.write("".join(line for line in lines if "llama_graph_n_input_tensors" not in line)[-3000:])
         raise
 
 
 def vars_of(device: Any) -> dict[str, Any]:
     """A frozen dataclass with slots as a dictionary."""
     return {name: getattr(device, name) for name in device.__slots__}
-
-
-def devices(run: Run) -> list[Any]:
-    """The GPUs' figures so far."""
-    return run.bindings.device_status(run.model)
 
 
 def hottest(counts: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
@@ -220,6 +187,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sessions", type=Path, help="recorded sessions as tokens, in place of random ones")
     parser.add_argument("--depth", type=int, default=8192)
     parser.add_argument(
         "--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[128, 343, 511, 1024, 2048]
@@ -271,6 +239,7 @@ def main() -> int:
                 "--one-out",
                 str(out),
             ]
+            command += ["--sessions", str(arguments.sessions)] if arguments.sessions else []
             command += ["--depth", str(arguments.depth), "--lengths", ",".join(map(str, arguments.lengths))]
             command += ["--decode-tokens", str(arguments.decode_tokens), "--repeats", str(arguments.repeats)]
             started = time.monotonic()
@@ -287,7 +256,9 @@ def main() -> int:
             result["wall_s"] = round(time.monotonic() - started, 1)
             results.append(result)
             cold = (
-                f" cold/token {result['decode_cold_routes']:.2f} wait {result['decode_gpu_wait_ms']:.3f}"
+                f" cold/token {result['decode_cold_routes']:.2f} linked {result['decode_linked_routes']:.2f}"
+                f" wait {result['decode_gpu_wait_ms']:.3f} cpu {result['decode_cpu_ms']:.3f}"
+                f" columns {result['devices'][0]['link_columns']}/{result['devices'][0]['hidden_columns']}"
                 if "devices" in result
                 else ""
             )

@@ -9,7 +9,7 @@ Everything is computed by the planner that the daemon uses:
   drift        coding sessions, then an airline's customers: the next session's coverage, session by session
   wild         a session whose counts are a million times the others', on the experts they use least
   half-life    what forgetting faster or slower does to the next session's coverage
-  steps        cold routes per layer of single decode steps, how often a layer has any, and borrowed slots
+  steps        cold routes per layer of single decode steps, and how often a layer has any
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinatod.machine.cpus import read_cpus
-from ostinatod.profiles.borrowing import BorrowingRule, simulate_borrowing
 from ostinatod.profiles.cost_model import probability_bounds
 from ostinatod.profiles.coverage import coverage, expectations, mean_shares, step_cold_routes
 from ostinatod.profiles.planner import ExpertPlaces, plan_hot, spread_evenly
@@ -41,9 +40,6 @@ SHARES = (0.25, 0.44, 0.52)
 """Of the experts kept hot; the paper's pools hold 44.2 % and 51.8 %."""
 HALF_LIVES = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 WILD_FACTOR = 1_000_000
-BORROWED_SHARE = 0.02
-DECAYS = (0.8, 0.9, 0.97, 1.0)
-HYSTERESES = (1.2, 2.0, 4.0)
 SEED = 11
 
 Mask = NDArray[np.bool_]
@@ -51,12 +47,13 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded session: its routes, where it belongs, and its first decode steps (N, L, k)."""
+    """One recorded session: its routes, where it belongs, and its first decode steps (N, L, k) by turn (N,)."""
 
     domain: str
     part: str
     routes: SessionRoutes
     steps: NDArray[np.integer]
+    step_turns: NDArray[np.integer]
 
 
 class Replay:
@@ -182,7 +179,7 @@ class Replay:
         return rows
 
     def steps(self, share: float) -> dict[str, Any]:
-        """Single decode steps of held-out sessions under the learned and the even set, and what borrowing adds."""
+        """Single decode steps of held-out sessions under the learned and the even set."""
         tested = [item for item in self.sessions if item.part == "held-out"]
         trace = np.concatenate([item.steps for item in tested])
         told: dict[str, Any] = {"decode_steps": len(trace)}
@@ -196,10 +193,6 @@ class Replay:
                 "mean_q": round(float(q.mean()), 4),
                 "q_bounds_from_mu": [round(float(least.mean()), 4), round(float(most.mean()), 4)],
             }
-        requests = [_cold_experts(item.steps, learned) for item in tested]
-        slots = round(BORROWED_SHARE * self.places.total_bytes)
-        candidates = [BorrowingRule(slots, decay, hysteresis) for decay in DECAYS for hysteresis in HYSTERESES]
-        told["borrowing"] = [_borrowed(rule, requests) for rule in candidates]
         return told
 
 
@@ -220,8 +213,9 @@ def _sessions(data: Any) -> list[Recorded]:
             new_tokens=int(data["prefill_tokens"][row]),
             output_tokens=int(data["decode_tokens"][row]),
         )
-        steps = data["steps"][ends[row] - data["step_count"][row] : ends[row]]
-        found.append(Recorded(str(data["domain"][row]), str(data["part"][row]), routes, steps))
+        own = slice(ends[row] - data["step_count"][row], ends[row])
+        steps, turns = data["steps"][own], data["step_turns"][own]
+        found.append(Recorded(str(data["domain"][row]), str(data["part"][row]), routes, steps, turns))
     return found
 
 
@@ -229,19 +223,6 @@ def _after(before: Sequence[SessionRoutes], sessions: Sequence[SessionRoutes]) -
     """The sessions as if they came, in this order, after those before."""
     start = max((item.last_at for item in before), default=0.0) + 1
     return [replace(item, started_at=start + n, last_at=start + n) for n, item in enumerate(sessions)]
-
-
-def _cold_experts(steps: NDArray[np.integer], hot: Mask) -> list[list[int]]:
-    """Of each step, the numbers of the cold experts that it selected, over all layers."""
-    layers = np.arange(hot.shape[0])[:, None]
-    numbers = layers * hot.shape[1] + steps
-    return [numbers[n][~hot[layers, steps[n]]].tolist() for n in range(len(steps))]
-
-
-def _borrowed(rule: BorrowingRule, requests: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
-    found = simulate_borrowing(requests, rule)
-    own = {"slots": rule.slots, "decay": rule.decay, "hysteresis": rule.hysteresis}
-    return {**own, "cold_routes": found.cold_routes, "served": found.served, "uploads": found.uploads}
 
 
 def _rounded(values: dict[str, float | None]) -> dict[str, float | None]:
@@ -296,8 +277,7 @@ def main() -> int:
         print(f"\n{name}")
         print("\n".join(str(row) for row in result[name]))
     print("\nsteps")
-    print("\n".join(f"{name}: {value}" for name, value in result["steps"].items() if name != "borrowing"))
-    print("\n".join(str(row) for row in result["steps"]["borrowing"]))
+    print("\n".join(f"{name}: {value}" for name, value in result["steps"].items()))
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -30,14 +30,15 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from ostinatod.engine.client import EngineClient
+from ostinatod.engine.client import EngineClient, Sampling
 from ostinatod.routing_log import reader
 from ostinatod.routing_log.bookkeeping import Arrival, Bookkeeper, EngineBook, Outcome
 from ostinatod.routing_log.counts import RouteCounts
-from ostinatod.routing_log.database import open_for_writing, transaction
+from ostinatod.routing_log.database import open_for_writing
 from ostinatod.routing_log.operations import add_request
 from ostinatod.routing_log.records import RequestRecord
 from ostinatod.routing_log.writer import RoutingLog
+from ostinatod.transactions import immediate
 
 SEED = 7
 TURNS = 13
@@ -123,7 +124,8 @@ def _record(
         output_tokens=output,
         prefix_break=None,
         generation=3,
-        path=None,
+        path="split",
+        uploaded_bytes=0,
         counts=counts,
         cold_routes=1234,
         coverage_prefill=0.81234,
@@ -140,7 +142,7 @@ def database_size(shape: Shape, sessions: int, directory: Path) -> dict[str, Any
     requests = 0
 
     def write(records: list[RequestRecord]) -> None:
-        with transaction(db):
+        with immediate(db):
             for record in records:
                 add_request(db, record)
 
@@ -228,7 +230,7 @@ def on_path_cost(directory: Path) -> dict[str, Any]:
         async def death() -> Any:
             raise AssertionError
 
-        lease = Lease(record, client, 65536, death)
+        lease = Lease(record, client, 65536, Sampling(), death)
         body = _body(None)
         for number in range(TIMED):
             exchange = Exchange(

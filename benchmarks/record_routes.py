@@ -4,7 +4,11 @@ Every session is rendered with the model's own chat template and read as a serve
 it: before each assistant turn only the new tokens are a prefill (passes of up to 512 tokens), and what a session shares
 with the one played before it, such as tools and system prompt, is not read again. The recorded answer is decoded, so
 that the model sees the recorded conversation whatever it would have said. The first decode steps of a session are
-recorded one by one as well (which experts, in which layer), for what needs steps rather than sums.
+recorded one by one as well (which experts, in which layer, in which turn), for what needs steps rather than sums.
+
+A conversation that is longer than the model's context is read through a window: when the context is full, the older
+half of it is forgotten, all but its first tokens, and the rest moves up, as llama.cpp's own context shift does. Every
+token is read, and counted, once.
 
 One session per task is taken, and the tasks are divided into a development and a held-out part before anything is
 recorded, so that no task stands on both sides. Only counts are kept: no text and no token.
@@ -39,13 +43,15 @@ from ostinatod.profiles.gguf_model import read_model
 
 PASS_TOKENS = 512
 SEED = 7
-DOMAINS = ("swe", "airline", "retail")
-"""Telecom's policy and tools alone are longer than the bundled model's context."""
+DOMAINS = ("swe", "airline", "retail", "telecom")
+ANCHOR_TOKENS = 4
+"""Never forgotten: attention that has nowhere else to go rests on the first tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one session did: counts (L, E) by phase, tokens by phase, and its first decode steps (N, L, k)."""
+    """What one session did: counts (L, E) by phase, tokens by phase, and its first decode steps (N, L, k), each with
+    the number of its turn (N,)."""
 
     prefill: NDArray[np.uint64]
     decode: NDArray[np.uint64]
@@ -53,13 +59,14 @@ class Recording:
     decode_tokens: int
     turns: int
     steps: NDArray[np.uint16]
+    step_turns: NDArray[np.uint16]
 
 
 class Player:
     """A model in this process that is shown sessions."""
 
-    def __init__(self, model_file: Path, context_tokens: int, threads: int) -> None:
-        self._bindings = load_bindings(find_engine().library_directory)
+    def __init__(self, model_file: Path, context_tokens: int, threads: int, libraries: Path | None = None) -> None:
+        self._bindings = load_bindings(libraries or find_engine().library_directory)
         self._core: Any = self._bindings.llama_cpp.llama_cpp
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
@@ -80,6 +87,8 @@ class Player:
         self._batch = self._core.llama_batch_init(PASS_TOKENS, 0, 1)
         self._context_tokens = context_tokens
         self._read: list[int] = []
+        self._forgotten = 0
+        self._forgotten_at = 0
         self.layers = self._bindings.route_counts(self._model).layers
 
     @property
@@ -93,33 +102,34 @@ class Player:
         return self._k
 
     def play(self, session: dict[str, Any], max_tokens: int, max_steps: int) -> Recording:
-        """Show a session: its first turn, then turns of up to `max_tokens` together, as long as the context holds them.
+        """Show a session: its first turn, then turns of up to `max_tokens` together.
 
         The first `max_steps` decode steps go one by one.
         """
         before = self._bindings.route_counts(self._model)
         steps: list[NDArray[np.uint16]] = []
-        prefill_tokens = decode_tokens = turns = later_tokens = position = 0
-        for new, answer in self._turns(session):
+        step_turns: list[int] = []
+        prefill_tokens = decode_tokens = turns = later_tokens = 0
+        for new, answer in self.turns(session):
             turn_tokens = len(new) + len(answer)
             if turns:
                 later_tokens += turn_tokens
-            if later_tokens > max_tokens or position + turn_tokens > self._context_tokens:
+            if later_tokens > max_tokens:
                 break
             if not turns:
-                position = self._forget_beyond_common(new)
-                new = new[position:]
+                new = new[self._forget_beyond_common(new) :]
             for start in range(0, len(new), PASS_TOKENS):
-                position = self._pass(new[start : start + PASS_TOKENS], position, all_logits=False)
+                self._pass(new[start : start + PASS_TOKENS], all_logits=False)
             prefill_tokens += len(new)
             single = max(0, min(len(answer), max_steps - len(steps)))
             for token in answer[:single]:
                 counts = self._bindings.route_counts(self._model).decode
-                position = self._pass([token], position, all_logits=True)
+                self._pass([token], all_logits=True)
                 steps.append(self._selected(self._bindings.route_counts(self._model).decode - counts))
+                step_turns.append(turns)
             for start in range(single, len(answer), PASS_TOKENS):
                 # Passes that want every token's logits count as decode; routing does not depend on the size of a pass.
-                position = self._pass(answer[start : start + PASS_TOKENS], position, all_logits=True)
+                self._pass(answer[start : start + PASS_TOKENS], all_logits=True)
             decode_tokens += len(answer)
             turns += 1
         after = self._bindings.route_counts(self._model)
@@ -131,22 +141,40 @@ class Player:
             decode_tokens=decode_tokens,
             turns=turns,
             steps=np.stack(steps) if steps else empty,
+            step_turns=np.array(step_turns, np.uint16),
         )
 
     def _forget_beyond_common(self, tokens: list[int]) -> int:
-        """Keep what the slot has read already of `tokens`, all but the last; how many tokens that is."""
+        """Keep what the slot has read already of `tokens`, all but the last; how many tokens that is.
+
+        Where something was forgotten after the common part was read, the slot is not as it was then and begins anew.
+        """
         common = 0
         while common < min(len(tokens) - 1, len(self._read)) and tokens[common] == self._read[common]:
             common += 1
-        self._core.llama_memory_seq_rm(self._core.llama_get_memory(self._context), 0, common, -1)
+        if common < self._forgotten_at:
+            common = self._forgotten = self._forgotten_at = 0
+        self._core.llama_memory_seq_rm(self._core.llama_get_memory(self._context), 0, common - self._forgotten, -1)
         del self._read[common:]
         return common
+
+    def _make_room(self, count: int) -> None:
+        """Forget the older half of a context that `count` more tokens do not fit into."""
+        held = len(self._read) - self._forgotten
+        if held + count <= self._context_tokens:
+            return
+        discarded = (held - ANCHOR_TOKENS) // 2
+        memory = self._core.llama_get_memory(self._context)
+        self._core.llama_memory_seq_rm(memory, 0, ANCHOR_TOKENS, ANCHOR_TOKENS + discarded)
+        self._core.llama_memory_seq_add(memory, 0, ANCHOR_TOKENS + discarded, held, -discarded)
+        self._forgotten += discarded
+        self._forgotten_at = len(self._read)
 
     def _selected(self, counts: NDArray[np.uint64]) -> NDArray[np.uint16]:
         """The experts (L, k) of one decode step, from its counts (L, E)."""
         return np.nonzero(counts)[1].reshape(len(self.layers), self._k).astype(np.uint16)
 
-    def _turns(self, session: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
+    def turns(self, session: dict[str, Any]) -> Iterator[tuple[list[int], list[int]]]:
         """The tokens that each assistant turn has to read, and those of its recorded answer."""
         messages, known = session["messages"], ""
         for i, message in enumerate(messages):
@@ -173,8 +201,9 @@ class Player:
             raise RuntimeError(f"the tokenizer needs room for {-count} tokens, {room} were given")
         return list(tokens[:count])
 
-    def _pass(self, tokens: list[int], position: int, *, all_logits: bool) -> int:
-        batch = self._batch
+    def _pass(self, tokens: list[int], *, all_logits: bool) -> None:
+        self._make_room(len(tokens))
+        batch, position = self._batch, len(self._read) - self._forgotten
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i] = token, position + i
@@ -184,7 +213,6 @@ class Player:
         if status != 0:
             raise RuntimeError(f"llama_decode ended with status {status}")
         self._read += tokens
-        return position + len(tokens)
 
 
 def sessions_of(traces: Path) -> Iterator[dict[str, Any]]:
@@ -230,11 +258,12 @@ def main() -> int:
     parser.add_argument("--development", type=int, default=9, help="tasks of each domain")
     parser.add_argument("--held-out", type=int, default=4, help="tasks of each domain")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a session after its first turn")
-    parser.add_argument("--max-steps", type=int, default=32, help="decode steps recorded one by one, per session")
+    parser.add_argument("--max-steps", type=int, default=192, help="decode steps recorded one by one, per session")
+    parser.add_argument("--context", type=int, default=8192, help="in tokens; longer conversations go through a window")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
 
-    player = Player(arguments.model, 8192, arguments.threads)
+    player = Player(arguments.model, arguments.context, arguments.threads)
     rows, started = [], time.monotonic()
     chosen = choose(sessions_of(arguments.traces), arguments.development, arguments.held_out)
     # Sessions of one scaffold share their tools and system prompt; played in a row, these are read once.
@@ -261,6 +290,7 @@ def main() -> int:
         turns=np.array([row[3].turns for row in rows]),
         step_count=np.array([len(row[3].steps) for row in rows]),
         steps=np.concatenate([row[3].steps for row in rows]).astype(np.uint8 if player.n_experts <= 256 else np.uint16),
+        step_turns=np.concatenate([row[3].step_turns for row in rows]),
     )
     print(f"{len(rows)} sessions, {arguments.out.stat().st_size} bytes")
     return 0

@@ -1,0 +1,81 @@
+"""The child process: one engine, one setting.
+
+    python -m benchmarks.peers.measure MODULE WORK.json OPTIONS.json OUT.json
+
+Writes OUT.json: decode and prefill times (ms), load time (s), GPU memory (bytes). Its error output is the engine's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.gpu_memory import used_bytes
+from benchmarks.peers.protocol import WARM_UP, Engine, Options, Peer, Tokens, Work
+
+
+def measure(
+    open_engine: Callable[[Work, Options], Engine],
+    work: Work,
+    options: Options,
+    memory: Callable[[], int | None] = used_bytes,
+) -> dict[str, Any]:
+    """The figures of one engine at one setting."""
+    rng = np.random.default_rng(work.seed)
+
+    def tokens(count: int) -> Tokens:
+        return rng.integers(0, work.vocabulary, count).astype(np.int32)
+
+    before = memory()
+    started = time.monotonic()
+    engine = open_engine(work, options)
+    load_s = time.monotonic() - started
+    started = time.monotonic()
+    next_token = engine.read_context(tokens(work.depth))
+    context_s = time.monotonic() - started
+    steps = engine.decode(tokens(work.decode_tokens + WARM_UP))[WARM_UP:]
+    prefill = {}
+    for length in work.lengths:
+        times = [engine.prefill(tokens(length)) for _ in range(work.repeats + 1)][1:]
+        prefill[str(length)] = [round(ms, 3) for ms in times]
+    after = memory()
+    return {
+        "load_s": round(load_s, 2),
+        "context_s": round(context_s, 3),
+        "next_token": next_token,
+        "decode_ms": round(statistics.median(steps), 4),
+        "decode_ms_mean": round(statistics.fmean(steps), 4),
+        "prefill_ms": {length: round(statistics.median(times), 2) for length, times in prefill.items()},
+        "prefill_ms_all": prefill,
+        "gpu_bytes": None if before is None or after is None else after - before,
+        "facts": engine.facts(),
+    }
+
+
+def peer_named(module: str) -> Peer:
+    """The peer that benchmarks/peers/MODULE.py defines."""
+    peer = importlib.import_module(f"benchmarks.peers.{module}").PEER
+    assert isinstance(peer, Peer)
+    return peer
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    module, work_file, options_file, out = sys.argv[1:]
+    work = Work.from_json(json.loads(Path(work_file).read_text(encoding="utf-8")))
+    options: Options = json.loads(Path(options_file).read_text(encoding="utf-8"))
+    result = measure(peer_named(module).open, work, options)
+    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Compare engines on one model file: the best setting of each in the same GPU memory.
+
+    python -m benchmarks.peers.run --model MODEL.gguf --budget-gib 24 --out RESULT.json \\
+        --llama-cpp FOLDER_OF_LIBLLAMA --ik FOLDER_OF_ik_llama_cpp --site SITE_PACKAGES_WITH_FREETOKEN
+
+Every setting runs in a process of its own with a time limit. RESULT.json has every setting that was tried, with its
+figures or the engine's own error; the table printed at the end has each engine's fastest setting within the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.ik import PACKAGE
+from benchmarks.peers.measure import peer_named
+from benchmarks.peers.protocol import ModelShape, Options, Peer, Work
+from benchmarks.peers.search import Outcome, Request, best, search
+from benchmarks.peers.stock import LIBRARIES
+from ostinatod.profiles.gguf_header import read_header
+
+PEERS = ("stock", "ik", "freetoken", "ktransformers")
+_ROOT = Path(__file__).parents[2]
+_ERROR_CHARACTERS = 3000
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_exps\.weight")
+
+
+def shape_of(model: Path) -> tuple[ModelShape, int]:
+    """What the searches need of a GGUF file, and the size of its vocabulary."""
+    header = read_header(model)
+    layers: dict[int, int] = {}
+    experts = vocabulary = 0
+    for tensor in header.tensors:
+        if tensor.name == "token_embd.weight":
+            vocabulary = tensor.shape[-1]
+        if found := _EXPERTS.fullmatch(tensor.name):
+            layer = int(found[1])
+            layers[layer] = layers.get(layer, 0) + tensor.nbytes
+            experts = max(experts, tensor.shape[-1])
+    if not layers or not vocabulary:
+        raise SystemExit(f"expected experts and an embedding in {model}, found none")
+    other = sum(tensor.nbytes for tensor in header.tensors) - sum(layers.values())
+    return ModelShape(len(layers), max(layers.values()), experts, other), vocabulary
+
+
+def run_setting(
+    module: str, peer: Peer, work: Work, options: Options, timeout_s: float, environment: dict[str, str]
+) -> Outcome:
+    """One setting in a process group of its own, which is ended with everything it started."""
+    environment = {**environment, **peer.environment}
+    for name, value in options.items():
+        if name.startswith("environment."):
+            environment[name.removeprefix("environment.")] = str(value)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        files = {name: Path(directory, f"{name}.json") for name in ("work", "options", "out")}
+        files["work"].write_text(json.dumps(work.as_json()), encoding="utf-8")
+        files["options"].write_text(json.dumps(options), encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.peers.measure", module, *map(str, files.values())]
+        log = Path(directory, "log")
+        with log.open("wb") as stream:
+            child = subprocess.Popen(
+                command, cwd=_ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                child.wait(timeout_s)
+                failure = "" if child.returncode == 0 else f"exit status {child.returncode}"
+            except subprocess.TimeoutExpired:
+                failure = f"not done after {timeout_s:.0f} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        wall_s = round(time.monotonic() - started, 1)
+        if failure:
+            said = log.read_text(encoding="utf-8", errors="replace")[-_ERROR_CHARACTERS:]
+            return Outcome(peer.name, options, None, f"{failure}\n{said}".strip(), wall_s)
+        return Outcome(peer.name, options, json.loads(files["out"].read_text(encoding="utf-8")), "", wall_s)
+
+
+def line_of(outcome: Outcome, request: Request) -> str:
+    """One outcome as a line."""
+    settings = " ".join(f"{name}={value}" for name, value in outcome.options.items())
+    if outcome.figures is None:
+        last = outcome.error.splitlines()[-1] if outcome.error else "no message"
+        return f"{outcome.peer}: {last}  [{settings}] ({outcome.wall_s} s)"
+    figures = outcome.figures
+    used = "?" if figures["gpu_bytes"] is None else f"{figures['gpu_bytes'] / 2**30:.2f}"
+    prefill = " ".join(f"{length}:{ms:.0f}" for length, ms in figures["prefill_ms"].items())
+    return (
+        f"{outcome.peer}: request {request.milliseconds(figures):.0f} ms, decode {figures['decode_ms']:.2f}, "
+        f"prefill {prefill}, GPU {used} GiB  [{settings}] ({outcome.wall_s} s)"
+    )
+
+
+def table(results: dict[str, list[Outcome]], request: Request, budget_bytes: int, lengths: tuple[int, ...]) -> str:
+    """The fastest setting of each engine as a Markdown table; milliseconds."""
+    head = ["engine", f"request ({request.new_tokens} new, {request.output_tokens} out)", "decode"]
+    rows = [[*head, *(f"{n} new" for n in lengths), "GPU GiB", "setting"]]
+    rows.append(["---"] * len(rows[0]))
+    for name, outcomes in results.items():
+        fastest = best(outcomes, request, budget_bytes)
+        if fastest is None or fastest.figures is None:
+            said = next((o.error for o in outcomes if o.error), "nothing ran within the memory")
+            rows.append([name, "did not run", *["" for _ in range(len(lengths) + 2)], said.splitlines()[-1]])
+            continue
+        figures = fastest.figures
+        used = "" if figures["gpu_bytes"] is None else f"{figures['gpu_bytes'] / 2**30:.2f}"
+        rows.append(
+            [
+                name,
+                f"{request.milliseconds(figures):,.0f}",
+                f"{figures['decode_ms']:.2f}",
+                *(f"{figures['prefill_ms'][str(n)]:,.0f}" for n in lengths),
+                used,
+                " ".join(f"{key}={value}" for key, value in fastest.options.items()),
+            ]
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as it is written."""
+    return {
+        "options": outcome.options,
+        "figures": outcome.figures,
+        "error": outcome.error,
+        "wall_s": outcome.wall_s,
+    }
+
+
+def compare(
+    peers: dict[str, Peer],
+    shape: ModelShape,
+    budget_bytes: int,
+    request: Request,
+    run: Callable[[str, Options], Outcome],
+    max_runs: int,
+    seconds: float,
+    report: Callable[[dict[str, list[Outcome]], Outcome], None],
+) -> dict[str, list[Outcome]]:
+    """Searches each peer in turn; none gets more than its share of the time that is left."""
+    deadline = time.monotonic() + seconds
+    results: dict[str, list[Outcome]] = {peer.name: [] for peer in peers.values()}
+    for i, (module, peer) in enumerate(peers.items()):
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(peers) - i)
+        for outcome in search(peer, shape, budget_bytes, request, functools.partial(run, module), max_runs):
+            results[peer.name].append(outcome)
+            report(results, outcome)
+            if time.monotonic() > until:
+                break
+    return results
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def main() -> int:
+    """Command line; returns the exit code: 1 when an engine that was asked for did not run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget-gib", type=float, required=True, help="GPU memory that each engine may use")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which, in this order")
+    parser.add_argument("--llama-cpp", type=Path, help="folder of the built libllama.so")
+    parser.add_argument("--ik", type=Path, help="folder that holds ik_llama_cpp (ik_build.py)")
+    parser.add_argument("--site", type=Path, help="folder of installed wheels, for FreeToken's processes alone")
+    parser.add_argument("--freetoken-kernels", type=Path, help="what freetoken_kernels.py compiled")
+    parser.add_argument("--depth", type=int, default=4096)
+    parser.add_argument("--lengths", type=_numbers, default=(64, 128, 249, 511, 1024, 2048))
+    parser.add_argument("--decode-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--request", type=_numbers, default=(511, 100), help="new and output tokens that decide")
+    parser.add_argument("--runs", type=int, default=16, help="settings of each engine at most")
+    parser.add_argument("--run-seconds", type=float, default=150.0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for all engines together")
+    a = parser.parse_args()
+
+    shape, vocabulary = shape_of(a.model)
+    work = Work(
+        model=str(a.model.resolve()),
+        depth=a.depth,
+        lengths=a.lengths,
+        decode_tokens=a.decode_tokens,
+        repeats=a.repeats,
+        threads=a.threads,
+        vocabulary=vocabulary,
+    )
+    request = Request(*a.request)
+    if request.new_tokens not in work.lengths:
+        raise SystemExit(f"expected {request.new_tokens} of --request among --lengths, found {work.lengths}")
+    budget_bytes = round(a.budget_gib * 2**30)
+    environment = dict(os.environ)
+    if a.llama_cpp:
+        environment[LIBRARIES] = str(a.llama_cpp.resolve())
+    if a.ik:
+        environment[PACKAGE] = str(a.ik.resolve())
+    if a.freetoken_kernels:
+        environment["FREETOKEN_KERNEL_CACHE_DIR"] = str(a.freetoken_kernels.resolve())
+
+    def run(module: str, options: Options) -> Outcome:
+        own = dict(environment)
+        if a.site and module in ("freetoken", "ktransformers"):
+            own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(a.site.resolve()), own.get("PYTHONPATH"))))
+        return run_setting(module, peers[module], work, options, a.run_seconds, own)
+
+    def report(results: dict[str, list[Outcome]], outcome: Outcome) -> None:
+        print(line_of(outcome, request), flush=True)
+        document = {
+            "machine": {"cpu": platform.processor() or platform.machine(), "threads": a.threads},
+            "work": work.as_json(),
+            "budget_bytes": budget_bytes,
+            "request": {"new_tokens": request.new_tokens, "output_tokens": request.output_tokens},
+            "peers": {name: [as_json(o) for o in outcomes] for name, outcomes in results.items()},
+        }
+        a.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    peers = {module: peer_named(module) for module in a.peers.split(",")}
+    results = compare(peers, shape, budget_bytes, request, run, a.runs, a.seconds, report)
+    print("\n" + table(results, request, budget_bytes, work.lengths))
+    return 0 if all(best(outcomes, request, budget_bytes) for outcomes in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Replays recorded sessions under settings of the engine, as `ostinato bench` does, where only the bindings are there.
+
+    python benchmarks/replay.py --libraries BIN --model MODEL.gguf --sessions TRACES.jsonl.gz --out DIR \\
+        --gpu-memory 12 --development 4 --held-out 4 --turns 12 --max-tokens-per-session 16384
+
+Needs numpy and the bindings, and of this project `errors`, `bindings`, `profiles`, `bench` and `cli.text`: what can be
+carried to a machine that has nothing else. Results are kept turn by turn in DIR/turns.jsonl; --resume continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ostinatod.bench.comparison import compare
+from ostinatod.bench.conclusion import concluded, write_report
+from ostinatod.bench.plan import Wanted, planned, read_settings
+from ostinatod.bench.report import Table, search_table, tables
+from ostinatod.bench.sessions import Limits
+from ostinatod.bench.settings import upload_thresholds
+from ostinatod.cli.text import table
+from ostinatod.errors import OstinatoError
+
+
+class Lines:
+    """Progress as lines on stderr, one for every tenth."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+
+    def update(self, name: str, completed: int, total: int) -> None:
+        """See `comparison.Progress`."""
+        tenth = completed * 10 // max(1, total)
+        if tenth > self._told.get(name, 0):
+            self._told[name] = tenth
+            print(f"{name}: {completed} of {total}", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """See `comparison.Progress`."""
+        print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> str:
+    """Processor, cores and GPUs of this machine."""
+    names = [platform.processor() or platform.machine(), f"{len(os.sched_getaffinity(0))} cores"]
+    if tool := shutil.which("nvidia-smi"):
+        told = subprocess.run([tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
+        names += told.stdout.split("\n")[:-1]
+    return ", ".join(names)
+
+
+def show(item: Table) -> None:
+    """Print a table."""
+    print(f"\n{item.title}\n{table(item.header, item.rows)}", flush=True)
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--libraries", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True, nargs="+", help="all parts, in order")
+    parser.add_argument("--sessions", type=Path, help="a trace file; the bundled sessions otherwise")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--gpu-memory", type=float, metavar="GB", help="of all GPUs, for everything")
+    parser.add_argument("--hot-share", type=float, help="of all experts that GPUs hold, in place of --gpu-memory")
+    parser.add_argument("--held-out", type=int)
+    parser.add_argument("--development", type=int)
+    parser.add_argument("--turns", type=int)
+    parser.add_argument("--max-tokens-per-session", type=int)
+    parser.add_argument("--max-output-tokens", type=int, help="per turn")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--uploads", default="auto", help="thresholds that ostinato is tried with: auto,never,512")
+    parser.add_argument("--settings", type=Path, help="a JSON list of settings in place of those that are searched")
+    parser.add_argument("--trial-turns", type=int, help="of each development session, for trying candidates")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--resume", action="store_true")
+    arguments = parser.parse_args()
+    wanted = Wanted(
+        trace=arguments.sessions,
+        held_out=arguments.held_out,
+        development=arguments.development,
+        limits=Limits(arguments.turns, arguments.max_tokens_per_session, arguments.max_output_tokens, arguments.scale),
+        gpu_bytes=None if arguments.gpu_memory is None else round(arguments.gpu_memory * 1e9),
+        hot_share=arguments.hot_share,
+        threads=arguments.threads,
+        uploads=upload_thresholds(arguments.uploads),
+        candidates=read_settings(arguments.settings) if arguments.settings else None,
+        repeats=arguments.repeats,
+        trial_turns=arguments.trial_turns,
+    )
+    try:
+        plan = planned(wanted, arguments.libraries, arguments.model, on_gpu=arguments.device == "gpu")
+        outcome = compare(plan, arguments.out, Lines(), resume=arguments.resume)
+    except OstinatoError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    facts = {"machine": machine(), "command": " ".join(["python", *sys.argv])}
+    report = concluded(plan, outcome, facts)
+    write_report(report, arguments.out)
+    for item in (search_table(outcome.chosen.search), *tables(report)):
+        show(item)
+    print("\n" + "\n".join(report.notes))
+    print(json.dumps({"loaded": report.facts["loaded"], "failures": report.facts["failures"]}))
+    return 1 if outcome.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

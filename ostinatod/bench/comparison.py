@@ -1,0 +1,326 @@
+"""Plans and runs a comparison: learn from development sessions, find each side's best setting on them, time the others.
+
+Every setting runs in a process of its own. What cannot run is told with its reason, and the others go on (paper 4.1).
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ostinatod.bench.jobs import run_job
+from ostinatod.bench.learning import Chosen, Learned, chosen_from_json, learn, session_routes
+from ostinatod.bench.results import ResultFile, TurnResult, continue_results
+from ostinatod.bench.sessions import Limits, Part, Session, of_part, read_sessions
+from ostinatod.bench.settings import (
+    Setting,
+    SettingKind,
+    as_json,
+    cpu_layers_for,
+    ostinato_candidates,
+    stock_candidates,
+)
+from ostinatod.errors import EngineError, EngineLoadError, RequestError
+from ostinatod.profiles.experts import ModelExperts
+from ostinatod.profiles.route_log import SessionRoutes
+
+RESULTS_FILE = "turns.jsonl"
+CONTEXT_STEP = 256
+"""Contexts are made in multiples of so many tokens."""
+MORE_LAYERS_TRIED = 4
+"""Layers more that are left on the CPU, one after the other, where a stock setting does not fit."""
+
+
+class Progress(Protocol):
+    """Shows how far things have come."""
+
+    def update(self, name: str, completed: int, total: int) -> None:
+        """`completed` of `total` turns or sessions of the step called `name`."""
+
+    def note(self, text: str) -> None:
+        """Something worth saying in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared.
+
+    libraries       of the engine
+    model           the first file of the model
+    experts         its MoE layers
+    context_tokens  the most that the model was trained for
+    recorded        (part, recorded session) to be tokenised, or whose text fills `shapes`
+    shapes          sessions of which only lengths are known: id, part and turns of (kind, reused, new, output)
+    limits          what of a session is replayed
+    on_gpu          whether layers go to GPUs
+    gpu_bytes       memory of all GPUs that may be used; None where `pool_bytes` is given
+    pool_bytes      memory for experts; None where it is what `gpu_bytes` leaves
+    threads         of the CPU, 0 for all cores
+    uploads         thresholds that ostinato is tried with, see `settings.ostinato_candidates`
+    candidates      settings in place of those that would be searched
+    kinds           what is compared
+    trial_turns     of each development session, which candidates are tried with
+    """
+
+    libraries: Path
+    model: Path
+    experts: ModelExperts
+    context_tokens: int
+    recorded: Sequence[tuple[Part, Mapping[str, Any]]]
+    shapes: Sequence[Mapping[str, Any]]
+    limits: Limits
+    on_gpu: bool
+    gpu_bytes: int | None
+    pool_bytes: int | None
+    threads: int = 0
+    uploads: Sequence[int] = (0,)
+    candidates: Sequence[Setting] | None = None
+    kinds: Sequence[SettingKind] = ("ostinato", "stock")
+    repeats: int = 1
+    trial_turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out.
+
+    loaded    what each timed setting told when it was ready
+    failures  why timed settings could not go to their end
+    skipped   sessions whose first turn does not fit into the limits
+    """
+
+    chosen: Chosen
+    turns: Sequence[TurnResult]
+    sessions: Sequence[Session]
+    loaded: Mapping[str, Mapping[str, Any]]
+    failures: Mapping[str, str]
+    skipped: Sequence[str]
+
+
+def compare(plan: Comparison, out: Path, progress: Progress, *, resume: bool) -> Outcome:
+    """Run a comparison; turns are kept in `out` as they come.
+
+    Raises RequestError where nothing can be compared, EngineError where learning or every setting fails.
+    """
+    # Tokens are what sessions say; they are not kept.
+    with tempfile.TemporaryDirectory(prefix="ostinato-bench-") as directory:
+        run = Steps(plan, progress, Path(directory))
+        run.tokenize()
+        request = run.request()
+        file = continue_results(out / RESULTS_FILE, request) if resume else None
+        if file is None:
+            chosen = run.choose(run.learn())
+            file = ResultFile(out / RESULTS_FILE, request, chosen.as_json())
+        else:
+            progress.note(f"continuing after {len(file.turns)} turns")
+            chosen = chosen_from_json(file.chosen)
+        with file:
+            run.keep_hot(chosen.learned)
+            failures = run.time(chosen.settings, file)
+    if not file.turns:
+        tried = [str(item["reason"]) for item in chosen.search if item["reason"]]
+        raise EngineError(f"nothing could be timed: {'; '.join([*failures.values(), *tried])}")
+    return Outcome(chosen, file.turns, run.sessions, file.loaded, failures, run.skipped)
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of one comparison; `work` is a folder for what its processes share."""
+
+    plan: Comparison
+    progress: Progress
+    work: Path
+    sessions: list[Session] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    n_ctx: int = 0
+
+    def tokenize(self) -> None:
+        """Turn the sessions into tokens. Raises RequestError where none of a part is left."""
+        plan = self.plan
+        most = min(plan.limits.tokens or plan.context_tokens, plan.context_tokens)
+        limits = replace(plan.limits, tokens=most)
+        done = 0
+
+        def on_event(event: Mapping[str, Any]) -> None:
+            nonlocal done
+            done += event["event"] == "tokenized"
+            self.progress.update("sessions in tokens", done, len(plan.recorded))
+
+        job = {
+            **self._job("tokenize"),
+            "recorded": [{"part": part, "session": session} for part, session in plan.recorded],
+            "shapes": list(plan.shapes),
+            "limits": asdict(limits),
+            "out": str(self._sessions_file),
+        }
+        run_job(job, Setting("reading sessions", "stock"), on_event)
+        found = read_sessions(self._sessions_file)
+        self.sessions = [session for session in found if session.turns]
+        self.skipped = [session.id for session in found if not session.turns]
+        for part in ("development", "held-out"):
+            if not any(session.part == part for session in self.sessions):
+                raise RequestError(
+                    f"the first turn of every {part} session needs more than {most:,} tokens of context",
+                    hint="Allow more with --max-tokens-per-session, or shorten turns with --scale",
+                )
+        longest = max(session.tokens for session in self.sessions)
+        self.n_ctx = -(-(longest + 1) // CONTEXT_STEP) * CONTEXT_STEP
+
+    def request(self) -> dict[str, Any]:
+        """What a file of results must agree in to be continued."""
+        plan = self.plan
+        return {
+            "model": plan.model.name,
+            "model_bytes": plan.model.stat().st_size,
+            "sessions": [[session.part, session.id, len(session.turns), session.tokens] for session in self.sessions],
+            "limits": asdict(plan.limits),
+            "on_gpu": plan.on_gpu,
+            "gpu_bytes": plan.gpu_bytes,
+            "pool_bytes": plan.pool_bytes,
+            "threads": plan.threads,
+            "uploads": list(plan.uploads),
+            "candidates": None if plan.candidates is None else [as_json(item) for item in plan.candidates],
+            "kinds": list(plan.kinds),
+            "repeats": plan.repeats,
+            "trial_turns": plan.trial_turns,
+        }
+
+    def learn(self) -> Learned:
+        """Count the routes of the development sessions, and choose the hot experts from them."""
+        counted, dense_bytes = self.count()
+        pool_bytes = self.plan.pool_bytes
+        if pool_bytes is None:
+            pool_bytes = max(0, (self.plan.gpu_bytes or 0) - dense_bytes)
+            self.progress.note(
+                f"{dense_bytes / 1e9:.2f} GB for everything but experts leave {pool_bytes / 1e9:.2f} GB for experts"
+            )
+        return learn(counted, self.plan.experts, pool_bytes)
+
+    def count(self) -> tuple[list[SessionRoutes], int]:
+        """The routes of the development sessions, and the GPU memory of everything but experts."""
+        plan = self.plan
+        sessions = list(of_part(self.sessions, "development"))
+        counted: list[SessionRoutes] = []
+        dense_bytes = 0
+
+        def on_event(event: Mapping[str, Any]) -> None:
+            nonlocal dense_bytes
+            if event["event"] == "loaded":
+                dense_bytes = event["gpu_bytes"]
+            elif event["event"] == "counted":
+                counted.append(session_routes(event, len(counted)))
+            self.progress.update("learning from sessions", len(counted), len(sessions))
+
+        # All experts in host memory: what is then on GPUs is what every setting has there.
+        every_layer = plan.experts.layers[-1] + 1
+        learning = Setting("learning", "stock", cpu_layers=every_layer, load_mode="none", threads=plan.threads)
+        run_job(self.model_job("count", sessions, learning), learning, on_event)
+        return counted, dense_bytes
+
+    def choose(self, learned: Learned) -> Chosen:
+        """The best setting of each kind on the development sessions; a single candidate needs no trial."""
+        plan = self.plan
+        self.keep_hot(learned)
+        candidates = plan.candidates
+        if candidates is None:
+            cpu_layers = cpu_layers_for(plan.experts, learned.pool_bytes) if plan.on_gpu else 0
+            stock = stock_candidates(cpu_layers, plan.threads, on_gpu=plan.on_gpu)
+            candidates = [*ostinato_candidates(plan.threads, plan.uploads), *stock]
+        search: list[Mapping[str, Any]] = []
+        settings: list[Setting] = []
+        for kind in plan.kinds:
+            of_kind = [setting for setting in candidates if setting.kind == kind]
+            if len(of_kind) == 1:
+                settings += of_kind
+                continue
+            timed = [found for setting in of_kind if (found := self._try(setting, search))]
+            settings += [min(timed, key=lambda item: item[0])[1]] if timed else []
+        return Chosen(learned, tuple(settings), tuple(search))
+
+    def keep_hot(self, learned: Learned) -> None:
+        """Write the hot experts for the processes."""
+        np.save(self._hot_file, learned.hot)
+
+    def time(self, settings: Sequence[Setting], file: ResultFile) -> dict[str, str]:
+        """Replay the held-out sessions under each setting and keep every turn; why settings failed, by name."""
+        sessions = list(of_part(self.sessions, "held-out"))
+        total = sum(len(session.turns) for session in sessions) * self.plan.repeats
+        failures: dict[str, str] = {}
+        # Repeat after repeat, not setting after setting: what else the machine does then falls on all of them.
+        for repeat, setting in itertools.product(range(self.plan.repeats), settings):
+            done = file.done(setting.name, repeat)
+            is_complete = all(done.get(session.id, 0) == len(session.turns) for session in sessions)
+            if is_complete or setting.name in failures:
+                continue
+
+            def on_event(event: Mapping[str, Any], name: str = setting.name, repeat: int = repeat) -> None:
+                told = {key: value for key, value in event.items() if key != "event"}
+                if event["event"] == "loaded":
+                    file.append_loaded(name, told)
+                elif event["event"] == "turn":
+                    file.append(TurnResult(setting=name, repeat=repeat, **told))
+                self.progress.update(name, sum(turn.setting == name for turn in file.turns), total)
+
+            try:
+                job = {**self.model_job("replay", sessions, setting), "turns": None, "done": done}
+                run_job(job, setting, on_event)
+            except EngineError as error:
+                failures[setting.name] = error.message
+                self.progress.note(f"could not go on: {error.message}")
+        return failures
+
+    def _try(self, candidate: Setting, search: list[Mapping[str, Any]]) -> tuple[float, Setting] | None:
+        """Milliseconds of a candidate on the development sessions; more layers go to the CPU until it fits."""
+        sessions = list(of_part(self.sessions, "development"))
+        total = sum(len(session.turns[: self.plan.trial_turns]) for session in sessions)
+        more = MORE_LAYERS_TRIED if candidate.kind == "stock" and self.plan.on_gpu else 0
+        most = min(candidate.cpu_layers + more, self.plan.experts.layers[-1] + 1)
+        for cpu_layers in range(candidate.cpu_layers, max(candidate.cpu_layers, most) + 1):
+            setting = replace(candidate, cpu_layers=cpu_layers)
+            times: list[float] = []
+
+            def on_event(event: Mapping[str, Any], times: list[float] = times) -> None:
+                if event["event"] == "turn":
+                    times.append(event["total_ms"])
+                self.progress.update(f"trying {candidate.name}", len(times), total)
+
+            try:
+                job = {**self.model_job("replay", sessions, setting), "turns": self.plan.trial_turns, "done": {}}
+                run_job(job, setting, on_event)
+            except EngineError as error:
+                search.append({"setting": as_json(setting), "total_ms": None, "reason": error.message})
+                self.progress.note(f"could not run with {cpu_layers} layers' experts on the CPU: {error.message}")
+                if not isinstance(error, EngineLoadError):
+                    return None
+            else:
+                search.append({"setting": as_json(setting), "total_ms": round(sum(times), 2), "reason": None})
+                return sum(times), setting
+        return None
+
+    @property
+    def _sessions_file(self) -> Path:
+        return self.work / "sessions.json"
+
+    @property
+    def _hot_file(self) -> Path:
+        return self.work / "hot.npy"
+
+    def _job(self, do: str) -> dict[str, Any]:
+        return {"do": do, "libraries": str(self.plan.libraries), "model": str(self.plan.model)}
+
+    def model_job(self, do: str, sessions: Sequence[Session], setting: Setting) -> dict[str, Any]:
+        """A job that loads the model under a setting."""
+        return {
+            **self._job(do),
+            "sessions": str(self._sessions_file),
+            "only": [session.id for session in sessions],
+            "n_ctx": self.n_ctx,
+            "on_gpu": self.plan.on_gpu,
+            "hot": str(self._hot_file) if setting.kind == "ostinato" else None,
+        }

@@ -1,0 +1,199 @@
+"""What a comparison does with a GPU, with a scripted process in place of the one that loads models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinatod.bench.comparison import RESULTS_FILE, Comparison, Outcome, compare
+from ostinatod.bench.sessions import Limits
+from ostinatod.bench.settings import Setting
+from ostinatod.errors import EngineError, RequestError
+from ostinatod.profiles.experts import ModelExperts
+
+EXPERTS = ModelExperts(layers=(0, 1, 2, 3), expert_bytes=(10,) * 4, n_experts=(8,) * 4, k=2)
+"""80 bytes per layer, 320 in all."""
+
+SCRIPTED = """
+import json, os, sys
+job = json.load(open(sys.argv[-1]))
+setting = job["setting"]
+with open(os.environ["JOBS"], "a") as jobs:
+    jobs.write(json.dumps({**job, "min_batch": os.environ.get("GGML_OP_OFFLOAD_MIN_BATCH")}) + "\\n")
+tell = lambda **event: print(json.dumps(event), flush=True)
+turns = lambda n: [{"kind": "first", "reused": 0, "new": [1] * 10, "output": [2, 3]}] + [
+    {"kind": "after_tool", "reused": 11 + 3 * i, "new": [1, 1], "output": [2, 3]} for i in range(n - 1)]
+if job["do"] == "tokenize":
+    sessions = [{"id": i, "domain": "", "part": p, "prefix": [], "turns": turns(3)}
+                for i, p in (("d", "development"), ("h", "held-out"), ("g", "held-out"))]
+    json.dump(sessions, open(job["out"], "w"))
+elif job["do"] == "count":
+    tell(event="loaded", load_s=1, gpu_bytes=40)
+    # Expert 0 of every layer is selected most, then expert 1, and so on.
+    counts = [[8 - e for e in range(8)] for _ in range(4)]
+    tell(event="counted", session="d", layers=[0, 1, 2, 3], prefill=counts, decode=counts, new_tokens=300,
+         output_tokens=300, turns=3)
+else:
+    if setting["kind"] == "stock" and setting["cpu_layers"] < int(os.environ.get("FITS_FROM", 0)):
+        tell(event="failed", kind="engine_load_error", reason="cannot be loaded", log="out of memory")
+        sys.exit()
+    if setting["name"] == os.environ.get("CRASHES"):
+        os.abort()
+    tell(event="loaded", load_s=1, gpu_bytes=40)
+    ms = {"none": 100, "mmap": 300}[setting["load_mode"]] + (setting["min_batch"] or 0) / 10
+    ms = 50 if setting["kind"] == "ostinato" else ms
+    ms += 40 * setting["repacked"]
+    for session in job["only"]:
+        for turn in range(job["done"].get(session, 0), min(3, job["turns"] or 3)):
+            tell(event="turn", session=session, turn=turn, kind="first", reused=0, new=10, output=2, ttft_ms=ms,
+                 tpot_ms=1, total_ms=ms + 1, likely_token=7)
+"""
+
+
+class Quiet:
+    """Progress that keeps its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def update(self, name: str, completed: int, total: int) -> None:
+        assert completed <= total
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Scripted:
+    """Runs comparisons and reads the jobs that they had done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.jobs_file, self.progress = folder, folder / "jobs.jsonl", Quiet()
+        (folder / "m.gguf").write_bytes(b"model")
+        self.plan = Comparison(
+            libraries=folder,
+            model=folder / "m.gguf",
+            experts=EXPERTS,
+            context_tokens=4096,
+            recorded=(),
+            shapes=(),
+            limits=Limits(),
+            on_gpu=True,
+            gpu_bytes=240,
+            pool_bytes=None,
+        )
+
+    def compare(self, *, resume: bool = False, **changes: Any) -> Outcome:
+        self.jobs_file.unlink(missing_ok=True)
+        return compare(replace(self.plan, **changes), self.folder / "out", self.progress, resume=resume)
+
+    def jobs(self, do: str) -> list[dict[str, Any]]:
+        every = [json.loads(line) for line in self.jobs_file.read_text().splitlines()]
+        return [job for job in every if job["do"] == do]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    (tmp_path / "scripted.py").write_text(SCRIPTED)
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {tmp_path / "scripted.py"} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    made = Scripted(tmp_path)
+    monkeypatch.setenv("JOBS", str(made.jobs_file))
+    return made
+
+
+def test_what_the_rest_leaves_of_the_memory_is_for_experts_of_either_kind(scripted: Scripted) -> None:
+    outcome = scripted.compare()
+    # 240 bytes, 40 of them for the rest: 20 experts of 10 bytes, or two whole layers of 80.
+    assert (outcome.chosen.learned.pool_bytes, outcome.chosen.learned.hot.sum()) == (200, 20)
+    assert outcome.chosen.learned.hot[:, :5].all()
+    assert {item["setting"]["cpu_layers"] for item in outcome.chosen.search} == {2}
+    (count,) = scripted.jobs("count")
+    assert (count["setting"]["cpu_layers"], count["on_gpu"], count["only"]) == (4, True, ["d"])
+
+
+def test_stocks_best_on_development_sessions_is_timed_on_held_out_ones(scripted: Scripted) -> None:
+    outcome = scripted.compare()
+    assert [setting.name for setting in outcome.chosen.settings] == ["ostinato", "stock none, uploads from 32"]
+    trials = [job for job in scripted.jobs("replay") if job["only"] == ["d"]]
+    assert [(job["setting"]["load_mode"], job["min_batch"]) for job in trials] == [
+        ("none", "32"),
+        ("none", "512"),
+        ("mmap", "32"),
+        ("mmap", "512"),
+        ("none", None),
+    ]
+    timed = [job for job in scripted.jobs("replay") if job["only"] != ["d"]]
+    assert [(job["setting"]["kind"], job["only"], bool(job["hot"])) for job in timed] == [
+        ("ostinato", ["h", "g"], True),
+        ("stock", ["h", "g"], False),
+    ]
+    assert len(outcome.turns) == 12
+
+
+def test_layers_go_to_the_cpu_until_a_candidate_fits(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITS_FROM", "4")
+    outcome = scripted.compare()
+    assert outcome.chosen.settings[1].cpu_layers == 4
+    first = [item for item in outcome.chosen.search if item["setting"]["name"] == "stock none, uploads from 32"]
+    assert [(item["setting"]["cpu_layers"], item["reason"] is None) for item in first] == [
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+    assert "out of memory" in first[0]["reason"]
+
+
+def test_trials_are_as_short_as_they_are_asked_to_be(scripted: Scripted) -> None:
+    scripted.compare(trial_turns=1)
+    assert {job["turns"] for job in scripted.jobs("replay") if job["only"] == ["d"]} == {1}
+
+
+def test_repeats_take_turns_and_settings_that_crash_are_not_tried_again(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRASHES", "a")
+    candidates = [Setting("a", "ostinato"), Setting("b", "stock")]
+    outcome = scripted.compare(candidates=candidates, repeats=2)
+    assert [job["setting"]["name"] for job in scripted.jobs("replay")] == ["a", "b", "b"]
+    assert set(outcome.failures) == {"a"}
+    assert sorted({turn.repeat for turn in outcome.turns}) == [0, 1]
+    monkeypatch.delenv("CRASHES")
+    scripted.compare(candidates=candidates, repeats=2)
+    assert [job["setting"]["name"] for job in scripted.jobs("replay")] == ["a", "b", "a", "b"]
+
+
+def test_a_resumed_run_neither_learns_nor_searches_again(scripted: Scripted) -> None:
+    whole = scripted.compare()
+    file = scripted.folder / "out" / RESULTS_FILE
+    lines = file.read_bytes().splitlines(keepends=True)
+    # The first line, what ostinato told when it was ready, and four of its six turns.
+    file.write_bytes(b"".join(lines[:6]))
+    again = scripted.compare(resume=True)
+    assert scripted.jobs("count") == []
+    assert [(job["setting"]["kind"], job["done"]) for job in scripted.jobs("replay")] == [
+        ("ostinato", {"h": 3, "g": 1}),
+        ("stock", {}),
+    ]
+    assert again.turns == whole.turns
+    assert (again.chosen.learned.hot == whole.chosen.learned.hot).all()
+    assert scripted.compare(resume=True).turns == whole.turns
+    assert scripted.jobs("replay") == []
+
+
+def test_a_run_of_other_sessions_or_memory_is_not_resumed(scripted: Scripted) -> None:
+    scripted.compare()
+    with pytest.raises(RequestError, match="differs in gpu_bytes"):
+        scripted.compare(resume=True, gpu_bytes=300)
+
+
+def test_where_nothing_can_run_the_reasons_are_told(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITS_FROM", "9")
+    with pytest.raises(EngineError, match=r"nothing could be timed: .*out of memory"):
+        scripted.compare(kinds=("stock",))
