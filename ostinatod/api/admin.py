@@ -65,7 +65,10 @@ async def status(services: ServicesDep) -> dict[str, Any]:
         "uptime_s": round(time.time() - services.started_at_s, 3),
         "settings": asdict(services.settings),
         "build": await asyncio.to_thread(_build, services),
-        "models": [status_entry(model, engine) for model, engine in zip(models, engines, strict=True)],
+        "models": [
+            {**status_entry(model, engine), "timing": services.learning.last_timing(model.record.digest).as_json()}
+            for model, engine in zip(models, engines, strict=True)
+        ],
         "routing_log": asdict(services.recorder.log.status()),
     }
 

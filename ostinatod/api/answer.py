@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ostinatod.api.errors import EngineRefused, from_engine, sse_error
 from ostinatod.client_streams import DONE, SseParser
+from ostinatod.engine.client import Sampling
 from ostinatod.errors import OstinatoError
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -21,11 +22,12 @@ class Answer(Protocol):
     """One answer in a client's dialect; it may keep state.
 
     `events` is given whole server-sent events of the engine, none of them an error, `whole` an answer that is not
-    streamed.
+    streamed; `sampled_with` is told before both.
     """
 
     @property
     def content_type(self) -> bytes: ...
+    def sampled_with(self, sampling: Sampling) -> None: ...
     def events(self, events: bytes) -> bytes: ...
     def keepalive(self) -> bytes: ...
     def error(self, error: OstinatoError) -> bytes: ...
@@ -37,6 +39,9 @@ class PassedAnswer:
     """The engine's own words."""
 
     content_type = EVENT_STREAM
+
+    def sampled_with(self, sampling: Sampling) -> None:
+        """Told nowhere in these words."""
 
     def events(self, events: bytes) -> bytes:
         """Unchanged."""
@@ -63,11 +68,13 @@ class ChatAnswer(PassedAnswer):
     """The engine's own words, and what OpenAI's schema requires of a chat completion beside them."""
 
     def whole(self, content: bytes) -> bytes:
-        """With `logprobs` and `refusal` in every choice, null where the engine leaves them out."""
+        """With `logprobs`, `refusal` and `annotations` in every choice, empty where the engine leaves them out."""
         answer = json.loads(content)
         for choice in answer.get("choices", []):
             choice.setdefault("logprobs", None)
-            choice.get("message", {}).setdefault("refusal", None)
+            if isinstance(message := choice.get("message"), dict):
+                message.setdefault("refusal", None)
+                message.setdefault("annotations", [])
         return json.dumps(answer).encode()
 
 

@@ -23,7 +23,7 @@ from ostinatod.api.state import LifespanState, ModelStore, Services
 from ostinatod.api.streaming import cancel_and_wait
 from ostinatod.config import Settings
 from ostinatod.errors import OstinatoError
-from ostinatod.learning.files import LearningFiles, LoggedRoutes, open_residencies
+from ostinatod.learning.files import LearningFiles, LoggedRoutes, open_residencies, open_timings
 from ostinatod.learning.service import LearningService
 from ostinatod.loaded import BIG_MODEL_BYTES, EngineBuild, LoadedModels, Places
 
@@ -54,12 +54,17 @@ def create_app(
         log_file = history_files.database if history_files else places.sockets / "routes.db"
         routes = LoggedRoutes(log_file)
         residencies = open_residencies(files, routes, settings)
-        loaded = LoadedModels(
-            find_build, settings, places, big_model_bytes=big_model_bytes, residency_file=residencies.file
-        )
-        learner = LearningService(settings, loaded, residencies, routes.tpots_ms)
-        pulls = Pulls(store)
         recorder = open_recorder(history_files, settings.routing_log_bytes, log_file)
+        loaded = LoadedModels(
+            find_build,
+            settings,
+            places,
+            big_model_bytes=big_model_bytes,
+            residency_file=residencies.file,
+            before_unload=recorder.settled,
+        )
+        learner = LearningService(settings, loaded, residencies, routes.tpots_ms, open_timings(files, routes))
+        pulls = Pulls(store)
         services = Services(
             settings=settings,
             store=store,
@@ -76,6 +81,7 @@ def create_app(
             request_shutdown=request_shutdown,
             started_at_s=time.time(),
         )
+        await asyncio.to_thread(loaded.prompts.open)
         learns = asyncio.create_task(learner.run())
         try:
             yield {"services": services}

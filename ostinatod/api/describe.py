@@ -77,6 +77,7 @@ def running(loaded: LoadedModel) -> dict[str, Any]:
         "pid": loaded.pid,
         "rss_bytes": loaded.rss_bytes,
         "backend": loaded.backend,
+        "gpu_experts": loaded.experts.as_json(),
     }
 
 
@@ -124,6 +125,7 @@ def status_entry(loaded: LoadedModel, engine: Mapping[str, Any] | None) -> dict[
         "queued": loaded.queued,
         "expires_at": loaded.expires_at.isoformat() if loaded.expires_at else None,
         "backend": loaded.backend,
+        "gpu_experts": loaded.experts.as_json(),
         "engine": engine,
     }
 

@@ -16,6 +16,7 @@ from ostinatod.errors import ModelNotFound, RoutingLogUnavailable
 from ostinatod.log_files import daemon_log, engine_log, last_lines
 from ostinatod.routing_log import reader, statistics
 from ostinatod.routing_log.operations import Selection
+from ostinatod.routing_log.records import LoggedRequest
 from ostinatod.sessions.identity import MAX_ID_CHARS
 
 router = APIRouter(prefix="/ostinato")
@@ -123,8 +124,13 @@ async def stats(services: ServicesDep, model: str | None = None) -> dict[str, An
 
 @router.post("/forget")
 async def forget(wanted: ForgetRequest, services: ServicesDep) -> dict[str, int]:
-    """Delete from the log, for good. A session is named as /ostinato/sessions does, or as its client does."""
+    """Delete from the log, for good. A session is named as /ostinato/sessions does, or as its client does.
+
+    Prompts that are kept on disk cannot be told apart by session or time: all of the model's go.
+    """
     selection = Selection(await _fingerprint(services, wanted.model), None, wanted.before)
+    loaded = [model.record for model in services.loaded.snapshot()]
+    await services.loaded.prompts.forget(selection.fingerprint, loaded)
     return asdict(await services.recorder.forget(selection, wanted.session))
 
 
@@ -183,5 +189,5 @@ def _open_request(open_: OpenRequest) -> dict[str, Any]:
         "ttft_ms": open_.first_byte_ms if exchange.stream else None,
         "total_ms": open_.elapsed_ms(),
     }
-    names = [name for name in reader.LoggedRequest.__dataclass_fields__ if name != "fingerprint"]
+    names = [name for name in LoggedRequest.__dataclass_fields__ if name != "fingerprint"]
     return {**known, **{name: None for name in names if name not in known}}

@@ -58,8 +58,9 @@ async def residency(model: str, services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/ostinato/profile")
 async def profile(services: ServicesDep, refresh: bool = False) -> dict[str, Any]:
-    """This machine, as measured; `refresh` measures again."""
-    return await asyncio.to_thread(lambda: machine_profile(services.machine_profile, refresh=refresh))
+    """This machine, as measured, and what engines measured on it; `refresh` measures the machine again."""
+    found = await asyncio.to_thread(lambda: machine_profile(services.machine_profile, refresh=refresh))
+    return {**found, "calibrations": await asyncio.to_thread(services.learning.calibrations)}
 
 
 def describe_plan(model: str, learned: Learned) -> dict[str, Any]:
@@ -69,15 +70,16 @@ def describe_plan(model: str, learned: Learned) -> dict[str, Any]:
         "model": model,
         "sessions": learned.plan.sessions,
         "skew": {"gain": skew.gain, "useful": skew.useful, "sentence": skew.sentence},
-        "proposal": None if proposal is None else _proposal(proposal, learned.next_generation),
+        "proposal": None if proposal is None else _proposal(proposal, learned),
+        "timing": learned.plan.timing.as_json(),
         "history": [_generation(item) for item in learned.history],
     }
 
 
-def _proposal(proposal: Proposal, generation: int) -> dict[str, Any]:
-    bounds = proposal.tpot_ms_predicted
+def _proposal(proposal: Proposal, learned: Learned) -> dict[str, Any]:
+    check = learned.plan.timing.check
     return {
-        "generation": generation,
+        "generation": learned.next_generation,
         "hot_experts": proposal.hot_experts,
         "moved": proposal.moved,
         "coverage_now": proposal.coverage_now,
@@ -86,8 +88,10 @@ def _proposal(proposal: Proposal, generation: int) -> dict[str, Any]:
         "coverage_hindsight": proposal.coverage_hindsight,
         "cold_routes_per_token_now": proposal.cold_routes_per_token_now,
         "cold_routes_per_token": proposal.cold_routes_per_token,
-        # The upper bound: a promise that can be kept.
-        "tpot_ms_predicted": None if bounds is None else bounds[1],
+        "tpot_ms_now": proposal.tpot_ms_now,
+        "tpot_ms_predicted": proposal.tpot_ms_predicted,
+        "tpot_ms_margin": proposal.tpot_ms_margin,
+        "tpot_error": check.median_error if check else None,
         "reasons": list(proposal.reasons),
     }
 

@@ -116,6 +116,7 @@ async def delete(wanted: Annotated[ModelName, Body()], services: ServicesDep) ->
         names = [other for other in await asyncio.to_thread(services.store.list) if other.parts == record.parts]
         if len(names) <= 1:
             await services.loaded.unload(record, force=True)
+            await services.loaded.prompts.forget(record.digest, [])
     freed_bytes = await asyncio.to_thread(services.store.remove, wanted.model)
     return {"status": "success", "freed_bytes": freed_bytes}
 

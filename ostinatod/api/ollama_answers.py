@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ostinatod.api.answer import PassedAnswer
 from ostinatod.client_streams import DONE, SseParser
+from ostinatod.engine.client import Sampling
 from ostinatod.errors import OstinatoError
 
 Shape = Literal["chat", "generate"]
@@ -53,6 +54,9 @@ class OllamaAnswer:
         self._finish_reason: str | None = None
         self._usage: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] = {}
+
+    def sampled_with(self, sampling: Sampling) -> None:
+        """Told nowhere in these words."""
 
     def keepalive(self) -> bytes:
         """A line that adds nothing to the answer: there are no comments between lines of JSON."""

@@ -24,6 +24,7 @@ from ostinatod.engine.client import EngineClient
 from ostinatod.errors import EngineDied, OstinatoError
 from ostinatod.loaded import Lease
 from ostinatod.routing_log.bookkeeping import Arrival, Bookkeeper, EngineBook, HotSet, Outcome, read_hot_set
+from ostinatod.routing_log.engine_work import EngineWork, read_engine_work
 from ostinatod.routing_log.operations import Forgotten, Selection
 from ostinatod.routing_log.writer import RoutingLog
 from ostinatod.sessions.identity import KEY_BYTES, read_or_create_key, replace_key
@@ -76,6 +77,9 @@ class _Engine:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Readings must be entered in the order in which they were taken."""
     hot: HotSet | None = None
+    unlogged: int = 0
+    """Requests that it was given and that are not logged yet."""
+    is_logged: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RequestRecorder:
@@ -107,7 +111,10 @@ class RequestRecorder:
         if open_ := self._open.get(exchange.id):
             open_.admitted_ms = open_.elapsed_ms()
             open_.client = lease.client
-            self._engines.setdefault(lease.client, _Engine()).book.open_requests.add(exchange.id)
+            engine = self._engines.setdefault(lease.client, _Engine())
+            engine.book.open_requests.add(exchange.id)
+            engine.unlogged += 1
+            engine.is_logged.clear()
 
     def first_byte(self, exchange: Exchange) -> None:
         """See RelayObserver."""
@@ -143,6 +150,15 @@ class RequestRecorder:
         key = await asyncio.to_thread(_new_key, self._key_file)
         await loop.run_in_executor(self._worker, self._books.use_session_key, key)
         return forgotten
+
+    async def settled(self, client: EngineClient) -> None:
+        """Return when every request that this engine was given is logged, within bounds: then it may go."""
+        engine = self._engines.get(client)
+        if engine is not None and engine.unlogged:
+            try:
+                await asyncio.wait_for(engine.is_logged.wait(), CLOSE_PATIENCE_S)
+            except asyncio.TimeoutError:
+                log.warning("requests_not_logged_in_time requests=%d", engine.unlogged)
 
     async def close(self) -> None:
         """Log what has ended, within bounds, and close the log. Engines should still run."""
@@ -183,12 +199,17 @@ class RequestRecorder:
             await loop.run_in_executor(self._worker, self._books.settle, arrival, turn, outcome, None, None, None)
             return
         engine = self._engines[open_.client]
-        async with engine.reading:
-            counters = await _read_counters(open_) if outcome.status != EngineDied.kind else None
-            hot = await _read_hot_set(open_, engine) if counters else None
-            await loop.run_in_executor(
-                self._worker, self._books.settle, arrival, turn, outcome, engine.book, counters, hot
-            )
+        try:
+            async with engine.reading:
+                counters = await _read_counters(open_) if outcome.status != EngineDied.kind else None
+                hot, work = await _read_engine(open_, engine) if counters else (None, None)
+                await loop.run_in_executor(
+                    self._worker, self._books.settle, arrival, turn, outcome, engine.book, counters, hot, work
+                )
+        finally:
+            engine.unlogged -= 1
+            if not engine.unlogged:
+                engine.is_logged.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -236,10 +257,10 @@ async def _read_counters(open_: OpenRequest) -> bytes | None:
     return answer.content if answer.is_success else None
 
 
-async def _read_hot_set(open_: OpenRequest, engine: _Engine) -> HotSet | None:
-    """The residency set in use, read again when its generation is another; None without one."""
+async def _read_engine(open_: OpenRequest, engine: _Engine) -> tuple[HotSet | None, EngineWork | None]:
+    """The residency set in use, read again when its generation is another, and what the engine has done so far."""
     if open_.client is None:
-        return None
+        return None, None
     status = await open_.client.get_json("/ostinato/status")
     residency = status.get("residency") if isinstance(status, dict) else None
     generation = residency.get("generation") if isinstance(residency, dict) else None
@@ -247,7 +268,7 @@ async def _read_hot_set(open_: OpenRequest, engine: _Engine) -> HotSet | None:
         engine.hot = None
     elif engine.hot is None or engine.hot.generation != generation or not engine.hot.layers:
         engine.hot = read_hot_set(generation, await open_.client.get_json("/ostinato/residency"))
-    return engine.hot
+    return engine.hot, read_engine_work(status if isinstance(status, dict) else None)
 
 
 def _session_key(file: Path | None) -> bytes:

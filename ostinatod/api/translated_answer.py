@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ostinatod.api.answer import EVENT_STREAM
 from ostinatod.client_streams import DONE, SseParser
+from ostinatod.engine.client import Sampling
 from ostinatod.errors import OstinatoError
 
 PartKind = Literal["reasoning", "text", "call"]
@@ -56,6 +57,8 @@ class TranslatedAnswer(ABC):
         self.parts: list[Part] = []
         self.usage = Usage()
         self.finish_reason: FinishReason = "stop"
+        self.sampling = Sampling()
+        """What the engine samples with by default, as soon as it is known."""
 
     # -- what a dialect says --------------------------------------------------------------------------------------
 
@@ -92,6 +95,10 @@ class TranslatedAnswer(ABC):
         """The answer that is not streamed, out of `parts`, `usage` and `finish_reason`."""
 
     # -- `Answer` -------------------------------------------------------------------------------------------------
+
+    def sampled_with(self, sampling: Sampling) -> None:
+        """For dialects whose answers tell it."""
+        self.sampling = sampling
 
     def events(self, events: bytes) -> bytes:
         """The same in the client's words."""

@@ -325,7 +325,7 @@ def test_a_client_that_leaves_the_queue_never_reaches_the_engine(
 ) -> None:
     app = start_app(scripted_engine, Settings(parallel=1))
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(app.chat, "!slow 0.5")
+        first = pool.submit(app.chat, "!slow 3")
         eventually(lambda: scripted_engine.events("begin"), "the first request runs")
         with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=app.url, timeout=0.2, trust_env=False) as http:
             http.post("/v1/chat/completions", json=chat_body("x"))

@@ -47,6 +47,13 @@ def test_a_whole_response_has_reasoning_a_message_calls_and_cached_tokens(sdk: o
     assert (response.usage.input_tokens, response.usage.input_tokens_details.cached_tokens) == (3, 2)
 
 
+def test_a_response_tells_what_was_sampled_with_and_the_tools_in_full(app: RunningApp) -> None:
+    tool = {"type": "function", "name": "find"}
+    answer = app.http.post("/v1/responses", json={"model": "m", "input": "hello", "top_p": 0.5, "tools": [tool]}).json()
+    assert (answer["temperature"], answer["top_p"]) == (0.8, 0.5)  # the engine's own, and the client's
+    assert answer["tools"] == [{**tool, "description": None, "parameters": None, "strict": None}]
+
+
 def test_a_streamed_response_is_the_same(sdk: openai.OpenAI) -> None:
     with sdk.responses.stream(model="m", input="!tools") as stream:
         seen = [event.type for event in stream]

@@ -110,12 +110,18 @@ def test_llm_finds_the_model_and_chats(daemon: RunningDaemon, tmp_path: Path) ->
             pytest.skip(f"{package} is not installed: pip install llm llm-ollama")
     environment = {**os.environ, "OLLAMA_HOST": daemon.url, "LLM_USER_PATH": str(tmp_path), "NO_PROXY": "*"}
 
-    def llm(*arguments: str) -> str:
+    def llm(*arguments: str, fails: bool = False) -> str:
         command = [sys.executable, "-m", "llm", *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert (done.returncode != 0) == fails, done.stderr
+        return done.stderr if fails else done.stdout
 
+    short = ("-o", "num_predict", "8")
     assert "Ollama: ollama/tiny" in llm("models")
-    assert llm("-m", "ollama/tiny", "Hello", "-o", "num_predict", "8").strip()
-    assert llm("-m", "ollama/tiny", "Hello", "-o", "num_predict", "8", "--no-stream").strip()
+    assert llm("-m", "ollama/tiny", "Hello", *short, "--no-stream").strip()
+    assert llm("-m", "ollama/tiny", "Tell me about the order W3792453.", *short).strip()
+    assert llm("-c", "And now?", *short).strip()
+    latest, first, *_ = daemon.http.get("/ostinato/requests").json()["requests"]
+    assert latest["kind"] == "after_user"
+    assert latest["reused_tokens"] >= first["new_tokens"] + first["reused_tokens"]
+    assert "maximum context length is 8192 tokens" in llm("-m", "ollama/tiny", "word " * 9000, fails=True)

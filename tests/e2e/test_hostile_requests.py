@@ -42,11 +42,16 @@ def turn(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def slots_at_work(daemon: RunningDaemon) -> int:
+def busy_slots(daemon: RunningDaemon) -> set[int]:
     """Slots that the engine itself reports as processing."""
     (path,) = (daemon.home / "run").glob("*.sock")
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=60) as engine:
-        return sum(slot["is_processing"] for slot in engine.get("http://engine/slots").json())
+        return {slot["id"] for slot in engine.get("http://engine/slots").json() if slot["is_processing"]}
+
+
+def slots_at_work(daemon: RunningDaemon) -> int:
+    """How many they are."""
+    return len(busy_slots(daemon))
 
 
 def in_flight(daemon: RunningDaemon) -> int:
@@ -99,6 +104,18 @@ def test_a_client_that_leaves_during_prefill_or_decode_frees_its_slot(
             eventually(lambda: slots_at_work(daemon) == 1, "the engine works")
         # Asked seldom: the engine looks for closed connections only while it has nothing to answer, us included.
         eventually(lambda: is_idle(daemon), "the engine is idle", IDLE_WITHIN_S, every_s=1.5)
+
+
+def test_a_client_that_leaves_frees_its_slot_while_another_is_answered(start: Callable[..., RunningDaemon]) -> None:
+    daemon = start(OSTINATO_THREADS="1")
+    path, body = BODIES["openai"]
+    with asking(daemon, path, body("Tell me more.")):
+        eventually(lambda: slots_at_work(daemon), "the engine works for one")
+        staying = busy_slots(daemon)
+        with asking(daemon, path, {**body("Count."), "stream": False}):
+            eventually(lambda: slots_at_work(daemon) == 2, "the engine works for both")
+        # Every token of the other answer wakes all who wait in the engine, so that it is never quiet for a second.
+        eventually(lambda: busy_slots(daemon) == staying, "the engine works for one", IDLE_WITHIN_S, every_s=1.5)
 
 
 def test_a_client_that_leaves_the_queue_is_gone_from_it_and_the_next_in_line_follows(

@@ -23,12 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from ostinatod import locations
+from ostinatod.installer.engine_build import EngineBuild
+from ostinatod.models import bundled_file
 from tests.conftest import RunningDaemon, StartDaemon, eventually
 
 DIRECTORIES = os.environ.get("OSTINATO_AGENTS", "")
 PATIENCE_S = 110
+READING_S = 1200
+"""Some prompts have more than 20,000 tokens, which two cores read in minutes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class Agent:
     """Of the tool call."""
     silence: str = ""
     """Why it says nothing of an overflow."""
+    again: tuple[str, ...] = ()
+    """Arguments that continue its last conversation, before what is said next; none where it cannot."""
 
     @property
     def tool_call(self) -> str:
@@ -61,6 +70,7 @@ AGENTS = (
         ("-p", "--dangerously-skip-permissions"),
         "Bash",
         {"command": COMMAND, "description": "adds"},
+        again=("-p", "-c", "--dangerously-skip-permissions"),
     ),
     Agent(
         "codex",
@@ -68,6 +78,13 @@ AGENTS = (
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
         "exec_command",
         {"cmd": COMMAND},
+        again=(
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "resume",
+            "--last",
+        ),
     ),
     Agent(
         "opencode",
@@ -76,10 +93,19 @@ AGENTS = (
         "bash",
         {"command": COMMAND, "description": "adds"},
         silence="it compacts the conversation and goes on, which a scripted engine answers without end",
+        again=("run", "-c"),
     ),
-    Agent("pi", "pi", ("-p",), "bash", {"command": COMMAND}, silence="it ends without printing anything"),
+    Agent(
+        "pi",
+        "pi",
+        ("-p",),
+        "bash",
+        {"command": COMMAND},
+        silence="it ends without printing anything",
+        again=("-p", "-c"),
+    ),
     Agent("cline", "cline", ("-t", "60"), "run_commands", {"commands": [COMMAND]}),
-    Agent("continue", "cn", ("--auto", "-p"), "Bash", {"command": COMMAND}),
+    Agent("continue", "cn", ("--auto", "-p"), "Bash", {"command": COMMAND}, again=("--auto", "--resume", "-p")),
     Agent(
         "aider",
         "aider",
@@ -106,9 +132,10 @@ class Bench:
     daemon: RunningDaemon
     journal: Path
     home: Path
+    model: str = "tiny"
 
-    def start(self, agent: Agent, task: str) -> subprocess.Popen[str]:
-        """Start the agent on a task, through our own command line."""
+    def start(self, agent: Agent, task: str, *, again: bool = False) -> subprocess.Popen[str]:
+        """Start the agent on a task, through our own command line; `again` goes on with its last conversation."""
         work = self.home / "work"
         work.mkdir(exist_ok=True)
         environment = {
@@ -121,10 +148,10 @@ class Bench:
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
         }
-        command = [sys.executable, "-m", "ostinatod", "launch", agent.client, "--model", "tiny", "--"]
+        command = [sys.executable, "-m", "ostinatod", "launch", agent.client, "--model", self.model, "--"]
         return subprocess.Popen(
             # In aider a message that begins with ! is a command for its own shell.
-            [*command, *agent.before, f"Now:\n{task}"],
+            [*command, *(agent.again if again else agent.before), f"Now:\n{task}"],
             cwd=work,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -134,11 +161,13 @@ class Bench:
             start_new_session=True,
         )
 
-    def run(self, agent: Agent, task: str) -> tuple[int | None, str]:
+    def run(
+        self, agent: Agent, task: str, *, again: bool = False, within_s: float = PATIENCE_S
+    ) -> tuple[int | None, str]:
         """Exit code, None if it had to be ended, and output."""
-        process = self.start(agent, task)
+        process = self.start(agent, task, again=again)
         try:
-            output, _ = process.communicate(timeout=PATIENCE_S)
+            output, _ = process.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
             self.end(process)
             return None, process.communicate()[0]
@@ -166,6 +195,53 @@ def bench(start_daemon: StartDaemon, scripted_engine_cache: Path, tmp_path: Path
     daemon = start_daemon(scripted_engine_cache, OSTINATO_SCRIPTED_ENGINE=script)
     daemon.http.post("/ostinato/load", json={"model": "tiny"})
     return Bench(daemon, journal, home)
+
+
+def write_first_layer(file: Path) -> None:
+    """The bundled model's first layer, said to be trained for 64k tokens: it reads the longest prompts in minutes."""
+    whole, part = GGUFReader(bundled_file()), GGUFWriter(file, "qwen3moe")
+    changed = {"qwen3moe.context_length": 65536, "qwen3moe.block_count": 1}
+    for key, told in whole.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind, *_, item = (*told.types, told.types[-1])
+            element = item if kind == GGUFValueType.ARRAY else None
+            part.add_key_value(key, changed.get(key, told.contents()), kind, sub_type=element)
+    for tensor in whole.tensors:
+        if not tensor.name.startswith("blk.") or tensor.name.startswith("blk.0."):
+            part.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    part.write_header_to_file()
+    part.write_kv_data_to_file()
+    part.write_tensors_to_file()
+    part.close()
+
+
+@pytest.fixture
+def reading_bench(engine_build: EngineBuild, start_daemon: StartDaemon, tmp_path: Path) -> Bench:
+    """A daemon with the real engine. What it answers means nothing, and a bias makes it end soon; reading counts."""
+    home, model = tmp_path / "agent", tmp_path / "one-layer.gguf"
+    home.mkdir()
+    write_first_layer(model)
+    ends_soon = "--logit-bias 2+7"
+    daemon = start_daemon(locations.engine_cache_dir(), OSTINATO_ENGINE_ARGS=ends_soon, OSTINATO_PARALLEL="2")
+    daemon.http.post("/ostinato/add", json={"path": str(model), "name": "one-layer"}).raise_for_status()
+    daemon.http.post("/ostinato/load", json={"model": "one-layer"})
+    return Bench(daemon, tmp_path / "journal", home, "one-layer")
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(2 * READING_S + 60)
+def test_the_next_turn_of_an_agent_reads_only_what_is_new(reading_bench: Bench, agent: Agent) -> None:
+    if not agent.again:
+        pytest.skip(f"{agent.client} cannot go on with a conversation without a terminal")
+    for again, task in ((False, "Say hello."), (True, "And now say it again.")):
+        code, output = reading_bench.run(agent, task, again=again, within_s=READING_S)
+        assert code is not None, output[-3000:]
+    requests = reading_bench.daemon.http.get("/ostinato/requests").json()["requests"]
+    turns = [request for request in requests if request["kind"] in ("first", "after_user")]
+    print([(request["kind"], request["new_tokens"], request["reused_tokens"]) for request in turns])
+    latest, first = turns[0], turns[-1]
+    assert latest["reused_tokens"] >= 0.9 * first["new_tokens"]
+    assert latest["new_tokens"] < 0.1 * first["new_tokens"]
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)

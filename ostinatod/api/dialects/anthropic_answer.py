@@ -21,6 +21,9 @@ _UNUSED_USAGE = dict.fromkeys(
 _UNUSED_MESSAGE = dict.fromkeys(("container", "context_management", "stop_details"))
 """What the API's schema requires and only a provider can tell."""
 
+_CALLER = {"type": "direct"}
+"""The model itself calls a tool, not a program that it wrote."""
+
 SIGNATURE = "unsigned"
 """Clients send thinking back with its signature, and some of them drop what has an empty one; nothing is verified."""
 
@@ -47,7 +50,7 @@ class AnthropicAnswer(TranslatedAnswer):
         elif part.kind == "text":
             empty |= {"text": ""}
         else:
-            empty |= {"id": part.call_id, "name": part.name, "input": {}}
+            empty |= {"id": part.call_id, "name": part.name, "input": {}, "caller": _CALLER}
         return _event("content_block_start", index=index, content_block=empty)
 
     def more(self, part: Part, index: int, text: str) -> bytes:
@@ -116,7 +119,7 @@ def _block(part: Part) -> dict[str, Any]:
         arguments = None
     # An answer that was cut off ends inside its arguments; clients take an object only.
     told = arguments if isinstance(arguments, dict) else {"invalid_arguments": part.text}
-    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": told}
+    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": told, "caller": _CALLER}
 
 
 def _event(name: str, /, **data: Any) -> bytes:

@@ -36,7 +36,8 @@ _ECHOED: Mapping[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Fields of the request that are in its response too, and what they are when the client does not send them."""
+"""Fields of the request that are in its response too, and what they are when the client does not send them; what
+None stands for in `temperature` and `top_p`, the engine tells."""
 
 
 class ResponsesAnswer(TranslatedAnswer):
@@ -125,10 +126,13 @@ class ResponsesAnswer(TranslatedAnswer):
         return "incomplete" if self.finish_reason == "length" else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
+        defaults = {**_ECHOED, "temperature": self.sampling.temperature, "top_p": self.sampling.top_p}
         echoed = {
             name: default if self._request.get(name) is None else self._request[name]
-            for name, default in _ECHOED.items()
+            for name, default in defaults.items()
         }
+        if isinstance(echoed["tools"], list):
+            echoed["tools"] = [_echoed_tool(tool) for tool in echoed["tools"]]
         ended = status in ("completed", "incomplete")
         return {
             "id": self._id,
@@ -174,6 +178,13 @@ class ResponsesAnswer(TranslatedAnswer):
     def _event(self, name: str, /, **data: Any) -> bytes:
         self._sequence += 1
         return sse_event(name, {"type": name, "sequence_number": self._sequence, **data})
+
+
+def _echoed_tool(tool: Any) -> Any:
+    """A tool as the API's schema has it, which requires what clients may leave out."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 _PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}

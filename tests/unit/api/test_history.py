@@ -101,8 +101,17 @@ def test_a_request_is_told_with_its_session_tokens_times_and_routes(app: Running
     assert found["tpot_ms"] == 10.0
     assert 0 <= found["queue_ms"] < found["ttft_ms"] <= found["total_ms"] + 5.0
     assert before <= found["started_at"] <= time.time()
-    unknown = ("prefix_break", "generation", "path", "cold_routes", "coverage_prefill", "coverage_decode")
+    assert (found["path"], found["uploaded_bytes"]) == ("stock", 0)
+    unknown = ("prefix_break", "generation", "cold_routes", "coverage_prefill", "coverage_decode")
     assert {name: found[name] for name in unknown} == dict.fromkeys(unknown)
+
+
+def test_the_counts_of_a_request_after_which_its_model_goes_are_kept(own_app: RunningApp) -> None:
+    for number in range(1, 4):
+        turn(own_app, "Hello", keep_alive=0)
+        (*_, last) = logged(own_app, number)
+        # 2 layers: 2 tokens read and 1 written, 2 routes each.
+        assert last["routes"] == 2 * (2 + 1) * 2
 
 
 def test_turns_are_told_latest_first_and_in_pages(app: RunningApp) -> None:
@@ -372,7 +381,7 @@ def _assert_only_known_words(database: Path) -> None:
     """Every text in every row is a word of a fixed list, an id that the daemon made, or a hash."""
     words = {"first", "after_tool", "after_user", "side", "other", "openai", "ok", "cancelled", "header", "body"}
     words |= {"prefix", "engine_died", "engine_busy", "context_length_exceeded", "message", "system", "tools"}
-    words |= {"template", "rendering", "evicted"}
+    words |= {"template", "rendering", "evicted", "stock"}
     connection = sqlite3.connect(database)
     for table in ("models", "sessions", "requests", "request_counts"):
         for row in connection.execute(f"select * from {table}"):
