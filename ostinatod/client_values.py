@@ -40,6 +40,18 @@ class ModelListing:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuExperts:
+    """Where an engine has its model's experts, and why."""
+
+    chosen: str
+    """"stock" for llama.cpp's own placement, "pool" for an expert pool."""
+    reason: str
+    refused: str | None
+    """Why the engine runs on the stock nodes although a pool was chosen."""
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunningModel:
     """One model with an engine, as `ostinato ps` shows it."""
 
@@ -54,6 +66,8 @@ class RunningModel:
     """None for a model that stays until it is stopped."""
     placement: str | None
     backend: str
+    gpu_experts: GpuExperts | None = None
+    """None where the daemon does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +177,7 @@ def running_model(entry: Json) -> RunningModel:
         expires_at=moment(entry.get("expires_at")),
         placement=None if placement is None else str(placement),
         backend=_text(entry, "backend"),
+        gpu_experts=_gpu_experts(entry.get("gpu_experts")),
     )
 
 
@@ -252,6 +267,14 @@ def json_objects(value: object) -> list[Json]:
     if not isinstance(value, list):
         raise _unexpected("a list", value)
     return [json_object(item) for item in value]
+
+
+def _gpu_experts(value: object) -> GpuExperts | None:
+    if value is None:
+        return None
+    told = json_object(value)
+    refused, hint = (_text(told, key) or None for key in ("refused", "hint"))
+    return GpuExperts(_text(told, "chosen"), _text(told, "reason"), refused, hint)
 
 
 def _text(values: Json, key: str) -> str:

@@ -28,7 +28,7 @@ DEFAULT_PORT = 11435
 FOREVER_S = -1.0
 """A keep_alive that never expires."""
 
-GPU_EXPERTS = ("stock", "pool")
+GPU_EXPERTS = ("auto", "stock", "pool")
 """Where experts can be on GPUs; see `Settings.gpu_experts`."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
@@ -63,9 +63,10 @@ class Settings:
     """Browser origins accepted; none by default."""
     hub_endpoint: str = "https://huggingface.co"
     """Where `ostinato pull` downloads from; `HF_ENDPOINT` sets it too."""
-    gpu_experts: str = "stock"
+    gpu_experts: str = "auto"
     """Where the experts of MoE models are on GPUs: "stock" for llama.cpp's own placement, "pool" for hot experts in the
-    expert pool and cold ones in page-locked host memory, which is new. Change it with the daemon restarted."""
+    expert pool and cold ones in page-locked host memory, "auto" for a pool where a model does not fit the GPUs whole.
+    Change it with the daemon restarted."""
     hot_experts_fraction: float = 0.0
     """Share of the experts to keep hot, 0 to 1. With 0, an expert pool on GPUs holds as many as fit, and a machine
     without GPUs runs the stock code: on a CPU hot experts save nothing."""
@@ -76,6 +77,9 @@ class Settings:
     """Share of all routes that a new set must serve more than the one in use to be applied by itself."""
     routing_log_bytes: int = 512 * 1024**2
     """Size of the routing log, beyond which old sessions are merged and fade; 0 keeps no log, and nothing is learnt."""
+    prompt_state_bytes: int = 0
+    """Size of what is kept on disk of conversations while their model is not in memory, so that it need not be read
+    again. It holds their text, as tokens: 0 keeps nothing, and deletes what was kept."""
     log_level: str = "info"
     """What the daemon's log holds: debug, info, warning or error."""
 

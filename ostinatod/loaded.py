@@ -16,20 +16,22 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import psutil
-
 from ostinatod.config import FOREVER_S, Settings
 from ostinatod.engine.arguments import context_tokens, engine_arguments, engine_environment
-from ostinatod.engine.client import EngineClient
+from ostinatod.engine.client import EngineClient, Sampling
+from ostinatod.engine.expert_chooser import ExpertChooser, confirmed
+from ostinatod.engine.gpu_experts import ExpertChoice
 from ostinatod.engine.process import EngineProcess, Launch
+from ostinatod.engine.prompt_keeper import PromptKeeper
 from ostinatod.errors import EngineBusy, EngineDied
+from ostinatod.machine.gpus import Gpu, list_gpus
 from ostinatod.store.records import ModelRecord
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class Places:
     sockets: Path
     logs: Path
     environment: dict[str, str]
+    prompts: Path | None = None
+    """Where prompts are kept while their model is not in memory; None keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Lease:
     record: ModelRecord
     client: EngineClient
     context_tokens: int
+    sampling: Sampling
     death: Callable[[], Coroutine[Any, Any, EngineDied]]
     """Waits a moment for the reason when the connection breaks."""
 
@@ -91,6 +96,10 @@ class LoadedModel:
     pid: int | None
     rss_bytes: int | None
     backend: str
+    build: str
+    """Digest of the engine's build."""
+    experts: ExpertChoice
+    """Where its experts are, and why."""
     idle_since_s: float | None
     """When its last request ended, by the monotonic clock; None while it is used."""
 
@@ -98,10 +107,14 @@ class LoadedModel:
 class _Resident:
     """The mutable side of a loaded model."""
 
-    def __init__(self, record: ModelRecord, process: EngineProcess, build: EngineBuild, settings: Settings) -> None:
+    def __init__(
+        self, record: ModelRecord, process: EngineProcess, build: EngineBuild, experts: ExpertChoice, settings: Settings
+    ) -> None:
         self.record = record
         self.process = process
+        self.experts = experts
         self.backend = build.backend
+        self.build_digest = build.digest
         self.planned_context_tokens = context_tokens(settings, record)
         self.keep_alive_s = settings.keep_alive_s
         self.turns = asyncio.Semaphore(max(1, settings.parallel))
@@ -110,6 +123,7 @@ class _Resident:
         self.idle = asyncio.Event()
         self.idle.set()
         self.leaving = False
+        self.saving: asyncio.Task[None] | None = None
         self.gone = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.expires_at: datetime | None = None
@@ -125,10 +139,15 @@ def no_residency(_: ModelRecord) -> Path | None:
     return None
 
 
+async def no_farewell(_: EngineClient) -> None:
+    """Nothing is done before an idle engine ends."""
+
+
 class LoadedModels:
     """Owns every engine process.
 
-    `find_build` tells which engine to start, `residency_file` with which residency set; both may block.
+    `find_build` tells which engine to start, `residency_file` with which residency set, `gpus` on what; all may block.
+    `before_unload` is waited for when an engine's requests are answered and it is about to end.
     """
 
     def __init__(
@@ -139,17 +158,22 @@ class LoadedModels:
         *,
         big_model_bytes: int = BIG_MODEL_BYTES,
         residency_file: Callable[[ModelRecord], Path | None] = no_residency,
+        before_unload: Callable[[EngineClient], Awaitable[None]] = no_farewell,
+        gpus: Callable[[], Sequence[Gpu]] = list_gpus,
     ) -> None:
         self._find_build = find_build
         self._residency_file = residency_file
+        self._before_unload = before_unload
         self._settings = settings
         self._places = places
+        self._expert_chooser = ExpertChooser(settings, places.environment, gpus)
         self._big_model_bytes = big_model_bytes
         self._residents: dict[ModelKey, _Resident] = {}
         self._big_models = asyncio.Lock()
         self._awaiting_big = 0
         self._launches = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self.prompts = PromptKeeper(places.prompts, settings)
 
     @asynccontextmanager
     async def lease(self, record: ModelRecord, *, keep_alive_s: float | None = None) -> AsyncIterator[Lease]:
@@ -167,7 +191,8 @@ class LoadedModels:
             try:
                 # Only now: the engine may have crashed while this request was waiting for its turn.
                 await resident.process.ensure_ready()
-                yield Lease(resident.record, resident.process.client, resident.context_tokens, resident.process.death)
+                process = resident.process
+                yield Lease(resident.record, process.client, resident.context_tokens, process.sampling, process.death)
             finally:
                 resident.turns.release()
         finally:
@@ -245,7 +270,9 @@ class LoadedModels:
             if resident is None:
                 build = await asyncio.to_thread(self._find_build)
                 residency = await asyncio.to_thread(self._residency_file, record)
-                resident = self._residents.get(_key(record)) or self._create(record, build, residency)
+                prompts = await asyncio.to_thread(self.prompts.folder, record)
+                experts = await asyncio.to_thread(self._expert_chooser.choose, record, build.backend)
+                resident = self._residents.get(_key(record)) or self._create(record, build, residency, prompts, experts)
             if not resident.leaving:
                 break
             await resident.gone.wait()
@@ -257,18 +284,32 @@ class LoadedModels:
         self._stop_timer(resident)
         return resident
 
-    def _create(self, record: ModelRecord, build: EngineBuild, residency: Path | None) -> _Resident:
+    def _create(
+        self,
+        record: ModelRecord,
+        build: EngineBuild,
+        residency: Path | None,
+        prompts: Path | None,
+        experts: ExpertChoice,
+    ) -> _Resident:
         self._launches += 1
         socket = self._places.sockets / f"engine-{os.getpid()}-{self._launches}.sock"
+        arguments = engine_arguments(self._settings, record, socket, residency, build.backend, prompts, experts.chosen)
         launch = Launch(
             name=record.name,
-            command=(str(build.server), *engine_arguments(self._settings, record, socket, residency, build.backend)),
+            command=(str(build.server), *arguments),
             environment=engine_environment(self._places.environment, build.library_directory),
             socket=socket,
             log_file=self._places.logs / f"engine-{record.digest[:12]}.log",
             stall_s=self._settings.load_stall_s,
+            told=experts.told,
         )
-        resident = _Resident(record, EngineProcess(launch), build, self._settings)
+
+        async def prepare(client: EngineClient) -> None:
+            resident.experts = await confirmed(experts, record.name, client)
+            await self.prompts.restore(record, build.digest, experts.chosen, client)
+
+        resident = _Resident(record, EngineProcess(launch, prepare), build, experts, self._settings)
         self._residents[_key(record)] = resident
         return resident
 
@@ -302,9 +343,16 @@ class LoadedModels:
             self._stop_timer(resident)
             if not force:
                 await resident.idle.wait()
+                await self._before_unload(resident.process.client)
         elif not force:
             await resident.gone.wait()
             return
+        if resident.saving is None and resident.process.state == "ready" and not resident.in_flight:
+            place, client = resident.experts.chosen, resident.process.client
+            saving = self.prompts.save(resident.record, resident.build_digest, place, client)
+            resident.saving = self._spawn(saving)
+        if resident.saving is not None:
+            await asyncio.shield(resident.saving)
         await resident.process.close()
         if not resident.gone.is_set():
             del self._residents[_key(resident.record)]
@@ -332,13 +380,7 @@ def _queue_full(record: ModelRecord, waiting: int) -> EngineBusy:
 def _describe(resident: _Resident, settings: Settings) -> LoadedModel:
     states: dict[str, ModelState] = {"ready": "ready", "stopping": "stopping", "dead": "dead"}
     process = resident.process
-    pid = process.pid
-    rss_bytes = None
-    if pid is not None:
-        try:
-            rss_bytes = psutil.Process(pid).memory_info().rss
-        except psutil.Error:
-            pid = None
+    pid, rss_bytes = process.pid_and_rss_bytes()
     return LoadedModel(
         record=resident.record,
         state="stopping" if resident.leaving else states.get(process.state, "loading"),
@@ -351,5 +393,7 @@ def _describe(resident: _Resident, settings: Settings) -> LoadedModel:
         pid=pid,
         rss_bytes=rss_bytes,
         backend=resident.backend,
+        build=resident.build_digest,
+        experts=resident.experts,
         idle_since_s=resident.idle_since_s,
     )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import platformdirs
@@ -57,6 +58,11 @@ def residency_dir() -> Path:
     return data_dir() / "residency"
 
 
+def prompts_dir() -> Path:
+    """Prompt state of models that are not in memory, where the user wants that kept."""
+    return data_dir() / "prompts"
+
+
 def machine_profile_file() -> Path:
     """What was measured of this machine."""
     return cache_dir() / "machine.json"
@@ -95,8 +101,12 @@ def engine_cache_dir() -> Path:
 
 def runtime_dir() -> Path:
     """Sockets and the daemon's pid file, for mode 0700. Short, because socket paths end at 108 bytes."""
-    home = _home()
-    return home / "run" if home else Path(platformdirs.user_runtime_dir(_APP))
+    if home := _home():
+        return home / "run"
+    with warnings.catch_warnings():
+        # Without a log-in session (containers, cron, su) there is none, and a folder of the user's own serves as well.
+        warnings.simplefilter("ignore")
+        return Path(platformdirs.user_runtime_dir(_APP))
 
 
 def pid_file() -> Path:

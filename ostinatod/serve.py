@@ -65,7 +65,12 @@ def _serve_on(listener: socket.socket, settings: Settings, sockets: Path, keys: 
     def request_shutdown() -> None:
         server.should_exit = True
 
-    places = Places(sockets=sockets, logs=locations.log_dir(), environment=dict(os.environ))
+    places = Places(
+        sockets=sockets,
+        logs=locations.log_dir(),
+        environment=dict(os.environ),
+        prompts=locations.prompts_dir(),
+    )
     hub_cache = locations.hub_cache_dir()
     store = ModelStore(
         locations.database_file(),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from ostinatod.config import Settings
+from ostinatod.engine.gpu_experts import Backend, ExpertPlace
 from ostinatod.store.records import ModelRecord
 
 HOST_CACHE_MIB = 8192
@@ -31,9 +31,13 @@ def engine_arguments(
     record: ModelRecord,
     socket: Path,
     residency: Path | None = None,
-    backend: Literal["cpu", "cuda"] = "cpu",
+    backend: Backend = "cpu",
+    prompts: Path | None = None,
+    experts: ExpertPlace = "stock",
 ) -> tuple[str, ...]:
     """Arguments after the program's name. `settings.engine_args` come last, so that they win.
+
+    `experts` is what was chosen for the setting `gpu_experts` (`gpu_experts.ExpertChoice`).
 
     With a `residency` file the CPU backend must leave weights as they are stored: rows of rearranged ones can neither
     be copied into the expert pool nor multiplied one by one. With an expert pool on GPUs everything but the experts is
@@ -41,7 +45,8 @@ def engine_arguments(
     and threads of llama.cpp's own would only spin beside those of the CPU branch.
 
     Chunk reuse by shifting the KV cache (`--cache-reuse`) stays off: it answers from state that was computed behind
-    another prefix, which changes results. Exact prefixes are kept in slots and in host memory instead.
+    another prefix, which changes results. Exact prefixes are kept in slots and in host memory instead, and in the
+    folder `prompts` while the engine does not run.
     """
     context = context_tokens(settings, record)
     arguments = [
@@ -63,6 +68,8 @@ def engine_arguments(
         *("--sse-ping-interval", "-1"),
         *("--log-colors", "off"),
     ]
+    if prompts is not None:
+        arguments += ["--slot-save-path", str(prompts)]
     if settings.threads:
         arguments += ["--threads", str(settings.threads)]
     if record.shape.is_embedding:
@@ -72,7 +79,7 @@ def engine_arguments(
         arguments += ["--jinja"]
     if record.shape.n_experts:
         arguments += ["--ostinato-count-routes", "--ostinato-fingerprint", record.digest]
-        has_pool = backend == "cuda" and settings.gpu_experts == "pool"
+        has_pool = backend == "cuda" and experts == "pool"
         if has_pool:
             arguments += ["--ostinato-branches", "--gpu-layers", "all", "--cpu-moe", "--fit", "off", "--no-warmup"]
             arguments += [] if settings.threads else ["--threads", "1"]

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 
 Health = Literal["unreachable", "loading", "ready"]
+SlotAction = Literal["save", "restore", "erase"]
 
 PROBE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """None where it is not known."""
+
+    temperature: float | None = None
+    top_p: float | None = None
 
 
 class EngineClient:
@@ -58,6 +68,21 @@ class EngineClient:
         """
         return await self._http.post("/ostinato/residency", json={"path": str(file)})
 
+    async def sampling(self) -> Sampling:
+        """What the engine samples with where a request does not say; the model's file or arguments may set it."""
+        props = await self.get_json("/props")
+        settings = props.get("default_generation_settings") if isinstance(props, dict) else None
+        params = settings.get("params") if isinstance(settings, dict) else None
+        told = params if isinstance(params, dict) else {}
+        return Sampling(_number(told.get("temperature")), _number(told.get("top_p")))
+
+    async def act_on_slot(self, slot: int, action: SlotAction, file: str) -> httpx.Response:
+        """Save a slot's prompt state to a file of the engine's own folder, restore it, or erase the slot.
+
+        Takes as long as the disk does; waits for a slot that is at work. Raises httpx.TransportError.
+        """
+        return await self._http.post(f"/slots/{slot}", params={"action": action}, json={"filename": file})
+
     async def context_tokens(self) -> int | None:
         """The context that one request may use, as loaded; None where the engine does not tell."""
         props = await self.get_json("/props")
@@ -74,3 +99,8 @@ class EngineClient:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+
+def _number(value: Any) -> float | None:
+    # The engine holds 32 bits: 0.95 comes as 0.949999988079071.
+    return round(value, 6) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

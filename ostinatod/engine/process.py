@@ -21,7 +21,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ from typing import Literal
 import psutil
 
 from ostinatod.engine import guard, log_tail
-from ostinatod.engine.client import EngineClient
+from ostinatod.engine.client import EngineClient, Sampling
 from ostinatod.errors import EngineBusy, EngineDied, EngineLoadError
 
 log = logging.getLogger(__name__)
@@ -62,15 +62,26 @@ class Launch:
     """Started afresh by each start; the one before is kept beside it with the suffix .1."""
     stall_s: float
     """A load without any sign of progress for this long is given up."""
+    told: str = ""
+    """Further key=value pairs for the log line of a start."""
     stop_grace_s: float = 10.0
     """Time to end by itself before it is killed."""
+
+
+Prepare = Callable[[EngineClient], Awaitable[None]]
+
+
+async def nothing_to_prepare(client: EngineClient) -> None:
+    """The engine is used as it has loaded."""
 
 
 class EngineProcess:
     """See the module's table. Must be used from one event loop."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, prepare: Prepare = nothing_to_prepare) -> None:
+        """`prepare` is awaited each time the engine has loaded, before anybody is told that it is ready."""
         self._launch = launch
+        self._prepare = prepare
         self._state: State = "stopped"
         self._process: asyncio.subprocess.Process | None = None
         self._start: asyncio.Task[EngineLoadError | None] | None = None
@@ -87,6 +98,8 @@ class EngineProcess:
         """Of the load in progress, 0 to 1; None where the engine does not tell."""
         self.context_tokens: int | None = None
         """As the engine reports it once it is ready."""
+        self.sampling = Sampling()
+        """The same."""
 
     @property
     def state(self) -> State:
@@ -98,6 +111,13 @@ class EngineProcess:
         """The process that is running, if any."""
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if running and self._process else None
+
+    def pid_and_rss_bytes(self) -> tuple[int, int] | tuple[None, None]:
+        """The process that is running and the memory it has resident, if any."""
+        if (pid := self.pid) is not None:
+            with contextlib.suppress(psutil.Error):
+                return pid, psutil.Process(pid).memory_info().rss
+        return None, None
 
     async def ensure_ready(self) -> None:
         """Return when requests can be sent. Cancelling the caller leaves the start running for the others.
@@ -182,8 +202,10 @@ class EngineProcess:
             health = await self.client.health()
             if health == "ready" and self._state == "starting":
                 self.context_tokens = await self.client.context_tokens()
-                if exited.done():
-                    break
+                self.sampling = await self.client.sampling()
+                await self._prepare(self.client)
+                if exited.done() or self._state != "starting":
+                    continue
                 self._state, self.progress, self._ready_at = "ready", 1.0, loop.time()
                 log.info(
                     "engine_ready model=%s pid=%s load_s=%.2f", self._launch.name, self.pid, loop.time() - started_at
@@ -222,7 +244,8 @@ class EngineProcess:
         finally:
             os.close(read_end)
         self._lifeline = write_end
-        log.info("engine_started model=%s pid=%d log=%s", self._launch.name, self._process.pid, log_file)
+        told = f" {self._launch.told}" if self._launch.told else ""
+        log.info("engine_started model=%s pid=%d log=%s%s", self._launch.name, self._process.pid, log_file, told)
         self._exit = asyncio.create_task(self._wait_for_exit(self._process))
         return self._exit
 

@@ -77,17 +77,17 @@ def test_the_environment_cannot_change_the_engines_settings() -> None:
     assert engine_environment(given, Path("/lib/o")) == {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib/o:/a"}
 
 
-def test_an_expert_pool_on_gpus_is_asked_for_by_a_setting_and_by_nothing_else() -> None:
+def test_an_expert_pool_on_gpus_is_asked_for_by_the_choice_and_by_nothing_else() -> None:
     model = record("m")
     file = Path("/data/m.residency")
-    plain = engine_arguments(Settings(), model, SOCKET, file, "cuda")
-    assert "--ostinato-branches" not in plain
+    plain = engine_arguments(Settings(gpu_experts="pool"), model, SOCKET, file, "cuda", experts="stock")
+    assert {"--ostinato-branches", "--gpu-layers", "--cpu-moe", "--fit"}.isdisjoint(plain)
     assert "--ostinato-residency" not in plain
-    pool = engine_arguments(Settings(gpu_experts="pool"), model, SOCKET, file, "cuda")
+    pool = engine_arguments(Settings(), model, SOCKET, file, "cuda", experts="pool")
     assert {"--ostinato-branches", "--cpu-moe", "--no-repack", "--no-warmup"} <= set(pool)
     assert pool[pool.index("--threads") + 1] == "1"
     assert pool[pool.index("--ostinato-residency") + 1] == str(file)
-    cpu = engine_arguments(Settings(gpu_experts="pool"), model, SOCKET, None, "cpu")
+    cpu = engine_arguments(Settings(), model, SOCKET, None, "cpu", experts="pool")
     assert "--ostinato-branches" not in cpu
     dense = dataclasses.replace(model, shape=dataclasses.replace(model.shape, n_experts=0))
-    assert "--ostinato-branches" not in engine_arguments(Settings(gpu_experts="pool"), dense, SOCKET, None, "cuda")
+    assert "--ostinato-branches" not in engine_arguments(Settings(), dense, SOCKET, None, "cuda", experts="pool")
