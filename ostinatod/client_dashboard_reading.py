@@ -6,12 +6,13 @@ that says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostinatod.client_dashboard_values import (
+    HOST_USES,
     USES,
     DaemonState,
     DeviceMemory,
@@ -134,6 +135,7 @@ def _model_state(entry: Json) -> ModelState:
     residency = _object(engine, "residency")
     memory = _object(engine, "memory")
     load = _object(entry, "load")
+    pools = {_text(device, "name"): device for device in json_objects(engine.get("devices") or [])}
     return ModelState(
         name=_text(entry, "name"),
         state=_text(entry, "state") or "ready",
@@ -151,18 +153,25 @@ def _model_state(entry: Json) -> ModelState:
         pool_bytes=_int(residency, "pool_bytes"),
         residency_state=_text(residency, "state") or None,
         residency_reason=_text(residency, "reason") or None,
-        devices=tuple(_device(device) for device in json_objects(memory.get("devices") or [])),
+        devices=tuple(_device(device, pools) for device in json_objects(memory.get("devices") or [])),
+        host_bytes=_by_use(_object(memory, "host"), HOST_USES),
     )
 
 
-def _device(entry: Json) -> DeviceMemory:
-    used = ((use, _int(entry, f"{use}_bytes")) for use in USES)
+def _device(entry: Json, pools: Mapping[str, Json]) -> DeviceMemory:
+    name = _text(entry, "name")
     return DeviceMemory(
-        name=_text(entry, "name"),
+        name=name,
         total_bytes=_int(entry, "total_bytes"),
         free_bytes=_int(entry, "free_bytes"),
-        used_bytes=tuple((use, size) for use, size in used if size is not None),
+        used_bytes=_by_use(entry, USES),
+        pool_used_bytes=_int(pools.get(name, {}), "pool_used"),
     )
+
+
+def _by_use(entry: Json, uses: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    told = ((use, _int(entry, f"{use}_bytes")) for use in uses)
+    return tuple((use, size) for use, size in told if size is not None)
 
 
 def _request(entry: Json) -> Request:
@@ -210,6 +219,7 @@ def _proposal(entry: Json) -> Proposal:
         cold_routes_per_token=_float(entry, "cold_routes_per_token"),
         tpot_ms_predicted=_float(entry, "tpot_ms_predicted"),
         reasons=tuple(str(reason) for reason in entry.get("reasons") or ()),
+        tpot_error=_float(entry, "tpot_error"),
     )
 
 

@@ -15,8 +15,10 @@ from ostinatod.client_values import Json, ModelListing
 
 T = TypeVar("T")
 
-USES = ("dense", "kv", "pool", "borrowed", "compute", "margin")
-"""What an engine uses a device's memory for, in the order of the memory plan."""
+USES = ("dense", "kv", "pool", "borrowed", "staging", "compute", "margin")
+"""What an engine uses a device's memory for, in the order of the memory plan; staging is where uploads land."""
+HOST_USES = ("weights", "kv", "compute")
+"""What an engine uses host memory for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class DeviceMemory:
     total_bytes: int | None
     free_bytes: int | None
     used_bytes: tuple[tuple[str, int], ...]
+    pool_used_bytes: int | None = None
+    """Of the expert pool: slots that hold an expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class ModelState:
     """none, applied or refused; None where the engine does not say."""
     residency_reason: str | None
     devices: tuple[DeviceMemory, ...]
+    host_bytes: tuple[tuple[str, int], ...] = ()
+    """By the names of `HOST_USES`, those that were told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,8 @@ class Proposal:
     cold_routes_per_token: float | None
     tpot_ms_predicted: float | None
     reasons: tuple[str, ...]
+    tpot_error: float | None = None
+    """By how much predictions of the latest requests were off, as a share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,17 +95,20 @@ class DashboardApp(App[None]):
         self._clock = clock
         self._link = self.feed.link
         self._last: Round | None = None
-        self.dashboard = Dashboard(preset)
+        self.dashboard = Dashboard(preset, self.palette)
+        # Before the first style sheet is read, whose reading takes as long as all the rest of the start.
+        self.theme = self.palette.theme.name
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The names of ours that the style sheet uses, until one of our themes is on."""
         return dict(self.palettes["mono"].theme.variables)
 
-    async def on_mount(self) -> None:
-        """Show the dashboard and begin to read."""
-        self.theme = self.palette.theme.name
-        await self.push_screen(self.dashboard)
-        self.dashboard.paint(self.palette)
+    def get_default_screen(self) -> Screen[None]:
+        """The dashboard, below everything that opens."""
+        return self.dashboard
+
+    def on_ready(self) -> None:
+        """Begin to read."""
         self.ask()
         self.feed.start()
 

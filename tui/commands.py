@@ -46,9 +46,15 @@ def _preset(name: str) -> Callable[[DashboardApp], object]:
 
 def _help(app: DashboardApp) -> None:
     panel = app.focused if isinstance(app.focused, Panel) else None
-    pairs = tuple((command.shown_key, command.does) for command in COMMANDS)
     title = panel.TITLE if panel else "Dashboard"
-    show_page(app, f"Help: {title}", help_text(panel.GUIDE if panel else None, pairs))
+    show_page(app, f"Help: {title}", help_text(panel.GUIDE if panel else None, keys_everywhere()))
+
+
+def keys_everywhere() -> tuple[tuple[str, str], ...]:
+    """Every key of `COMMANDS` with what it does; those of the presets on one line."""
+    presets = (f"1-{len(PRESETS)}", f"Show a preset: {', '.join(PRESETS)}")
+    others = (command for command in COMMANDS if not command.name.startswith("preset-"))
+    return (presets, *((command.shown_key, command.does) for command in others))
 
 
 def _pause(app: DashboardApp) -> None:

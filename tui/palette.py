@@ -53,10 +53,11 @@ def palettes() -> dict[str, Palette]:
 
 def _dark() -> Palette:
     colours = {
-        **_colours("text c9d1d9 dim 8b98a5 faint 4a5563 strong f2f5f8 head 7d8b99 accent 6cb6ff brand f6a93b"),
+        **_colours("text c9d1d9 dim 8b98a5 faint 6b7886 strong f2f5f8 head 7d8b99 accent 6cb6ff brand f6a93b"),
         **_colours("good 7ec699 warn e5c07b bad f47067 spark 8fb8de use_ram 6fa8a3 use_cpu 6fa8a3"),
         **_colours("use_dense 7c8da3 use_kv 4f9fe0 use_pool f6a93b use_borrowed ffd891 use_compute b48ead"),
-        **_colours("use_margin 46566a use_free 242d38 use_other 8a5e5e use_rest 5d6875"),
+        **_colours("use_staging d9739f use_margin 46566a use_free 242d38 use_other 8a5e5e use_rest 5d6875"),
+        **_colours("part_waited d98a7c part_read 4f9fe0 part_wrote 5f9e78 rest 3a4653"),
         **_ramp("hot", "33200e 4e2f10 714314 955a18 ba731f dd8f2b f9ae43 ffd594"),
         **_ramp("cold", "1a2a38 1e3a50 234d6c 2a638b 347cab 4697ca 6bb5e8 aedcff"),
         **_ramp("chill", "0e1318 101b25 112130 13283a 163247 1b3f5a 225275 2f6f9c"),
@@ -82,10 +83,11 @@ def _dark() -> Palette:
 
 def _light() -> Palette:
     colours = {
-        **_colours("text 2b3238 dim 5f6b76 faint b3bcc5 strong 0c1116 head 6b7782 accent 0b63b0 brand b25a00"),
-        **_colours("good 1f7a43 warn 8f5f00 bad b3261e spark 3b74a8 use_ram 4d8f89 use_cpu 4d8f89"),
+        **_colours("text 2b3238 dim 566270 faint 78838d strong 0c1116 head 58646f accent 0b63b0 brand 984a00"),
+        **_colours("good 186a39 warn 845700 bad b3261e spark 3b74a8 use_ram 4d8f89 use_cpu 4d8f89"),
         **_colours("use_dense 8592a3 use_kv 3d86c6 use_pool e08a1e use_borrowed f3bf6b use_compute 9a6fa3"),
-        **_colours("use_margin b9c3cd use_free e4e1d8 use_other b58080 use_rest a8b2bc"),
+        **_colours("use_staging b5487f use_margin b9c3cd use_free e4e1d8 use_other b58080 use_rest a8b2bc"),
+        **_colours("part_waited c4604f part_read 3d86c6 part_wrote 3a8a5b rest c6c9c6"),
         **_ramp("hot", "f5e6d0 f2d3a8 edbc7c e5a254 d88732 c26b18 a04f08 783600"),
         **_ramp("cold", "dbe6ef bfd6e8 9dc3df 78aed4 5496c5 347bb0 1c5f94 0a4472"),
         **_ramp("chill", "faf8f3 f0f2f2 e8eef2 dde8f0 cfe0ec bcd4e6 a0c3dd 7dacd0"),
@@ -113,7 +115,7 @@ def _monochrome(name: str, symbols: Symbols) -> Palette:
     bold, dim, reverse = Style(bold=True), Style(dim=True), Style(reverse=True)
     styles = {
         **dict.fromkeys(("strong", "brand", "head", "bad", "warn", "hot6", "hot7"), bold),
-        **dict.fromkeys(("dim", "faint", "use_free"), dim),
+        **dict.fromkeys(("dim", "faint", "rest", "use_free"), dim),
         **dict.fromkeys(("cursor", "key", "tab_on"), reverse),
         "selected": Style(reverse=True, dim=False),
     }

@@ -42,7 +42,7 @@ class DashboardDaemon:
 
     def __enter__(self) -> DashboardDaemon:
         handler = type("Handler", (_Handler,), {"daemon": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self._server = _Server(("127.0.0.1", self.port), handler)
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -68,6 +68,13 @@ class DashboardDaemon:
     def posted_to(self, path: str) -> list[dict[str, Any]]:
         """The bodies posted to a path."""
         return [body for asked, body in self.posted if asked == path]
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that leave: dashboards do not wait for answers when they end."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -235,7 +235,14 @@ def busy_cpu() -> Answers:
     counts = routes(4, 16, total=90_000, seed=3)
     running = request(0, model="tiny", status="running", ttft_ms=410.0, tpot_ms=None, total_ms=None, started_at=NOW - 3)
     queued = request(1, model="tiny", status="queued", ttft_ms=None, tpot_ms=None, total_ms=None, new_tokens=None)
-    engine = {"residency": {"state": "none", "reason": "", "generation": 0, "hot_experts": 0, "pool_bytes": 0}}
+    mib = 1024**2
+    engine = {
+        "residency": {"state": "none", "reason": "", "generation": 0, "hot_experts": 0, "pool_bytes": 0},
+        "memory": {
+            "devices": [],
+            "host": {"weights_bytes": 36 * mib, "kv_bytes": 34 * mib, "compute_bytes": 21 * mib},
+        },
+    }
     tiny = model("tiny", in_flight=1, queued=1, rss_bytes=158 * 1024**2, engine=engine)
     return {
         **idle(),
@@ -265,12 +272,20 @@ def gpu(n_layers: int = N_LAYERS, n_experts: int = N_EXPERTS) -> Answers:
     """Two GPUs, a learned residency set, a history, and requests whose prefixes broke."""
     counts = routes(n_layers, n_experts)
     devices = [
-        device("NVIDIA GeForce RTX 4090", 24, 1.2, dense=2.6, kv=1.9, pool=16.1, borrowed=0.7, compute=0.8, margin=0.4),
-        device("NVIDIA GeForce RTX 4090", 24, 1.9, dense=1.9, kv=1.9, pool=16.4, borrowed=0.3, compute=0.8, margin=0.4),
+        device("CUDA0", 24, 1.1, dense=2.6, kv=1.9, pool=15.6, borrowed=0.6, staging=0.6, compute=0.8, margin=0.4),
+        device("CUDA1", 24, 1.8, dense=1.9, kv=1.9, pool=15.9, borrowed=0.3, staging=0.6, compute=0.8, margin=0.4),
+    ]
+    pools = [
+        {"name": "CUDA0", "gpu": True, "pool_capacity": int(15.6 * GIB), "pool_used": int(15.4 * GIB)},
+        {"name": "CUDA1", "gpu": True, "pool_capacity": int(15.9 * GIB), "pool_used": int(15.9 * GIB)},
     ]
     engine = {
         "residency": {"state": "applied", "reason": "", "generation": 7, "hot_experts": 6_871, "pool_bytes": 37 * GIB},
-        "memory": {"devices": devices},
+        "devices": pools,
+        "memory": {
+            "devices": devices,
+            "host": {"weights_bytes": 76 * GIB, "kv_bytes": 0, "compute_bytes": int(0.2 * GIB)},
+        },
     }
     big = model(MODEL, backend="cuda", in_flight=1, rss_bytes=78 * GIB, engine=engine)
     requests = [request(n) for n in range(1, 40)]
@@ -279,7 +294,7 @@ def gpu(n_layers: int = N_LAYERS, n_experts: int = N_EXPERTS) -> Answers:
         "detail": "the description of the tool read_file changed between turn 35 and turn 36",
         "lost_tokens": 26_400,
     }
-    requests[3] |= {"new_tokens": 26_600, "reused_tokens": 0, "ttft_ms": 9_800.0}
+    requests[3] |= {"new_tokens": 26_600, "reused_tokens": 0, "ttft_ms": 9_800.0, "total_ms": 15_600.0}
     requests[9] |= {"status": "engine_died", "tpot_ms": None}
     requests[11] |= {"status": "cancelled"}
     broke = {"reason": "evicted", "detail": "three other sessions were newer", "lost_tokens": 9_200}

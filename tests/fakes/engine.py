@@ -139,7 +139,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/health":
             self.answer(200, {"status": "ok"})
         elif self.path == "/props":
-            self.answer(200, {"default_generation_settings": {"n_ctx": N_CTX}})
+            params = {"temperature": 0.8, "top_p": 0.949999988079071}
+            self.answer(200, {"default_generation_settings": {"n_ctx": N_CTX, "params": params}})
         elif self.path == "/ostinato/status":
             self.answer(200, {"abi": 1, "residency": RESIDENCY, **SCRIPT.get("told", {})})
         elif self.path == "/ostinato/routes":

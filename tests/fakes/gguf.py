@@ -11,7 +11,14 @@ from typing import Any
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 _LAYOUTS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "?", U64: "Q", I64: "q", F64: "d"}
-_BLOCKS = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "MXFP4": (39, 32, 17)}
+_BLOCKS = {
+    "F32": (0, 1, 4),
+    "F16": (1, 1, 2),
+    "Q8_0": (8, 32, 34),
+    "Q4_K": (12, 256, 144),
+    "TQ2_0": (35, 256, 66),
+    "MXFP4": (39, 32, 17),
+}
 
 
 @dataclass(frozen=True)

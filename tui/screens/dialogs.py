@@ -87,7 +87,7 @@ class Page(ModalScreen[None]):
         """The text."""
         with Vertical(classes="dialog wide") as box:
             box.border_title = Content(self._title)
-            box.border_subtitle = Content("esc closes")
+            box.border_subtitle = Content("arrows scroll, esc closes")
             box.can_focus = True
             yield Static(Content(self._text), classes="page")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -14,76 +15,83 @@ from ostinatod.tui.widgets.panels import DetailPanel, HitsPanel, LatencyPanel, M
 
 
 class Preset(Container):
-    """Panels that are shown together; `FIRST` is the one that has the focus at first."""
+    """Panels that are shown together. They exist from the start, and come onto the screen when the preset does."""
 
-    FIRST: ClassVar[type[Panel]]
+    KINDS: ClassVar[tuple[type[Panel], ...]]
+    """The panels; the first one has the focus at first."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id, classes="preset")
+        self.panels = tuple(kind() for kind in self.KINDS)
+
+    def on_mount(self) -> None:
+        """Give the first panel the focus."""
+        self.panels[0].focus()
 
 
 class Overview(Preset):
     """What is loaded, where its experts are, how well that works, and how long answers take."""
 
-    FIRST = ModelsPanel
+    KINDS = (ModelsPanel, MemoryPanel, HeatPanel, HitsPanel, LatencyPanel, RequestsPanel)
 
     def compose(self) -> ComposeResult:
         """Three bands."""
-        with Horizontal(classes="top"):
-            yield ModelsPanel()
-            yield MemoryPanel()
-        with Horizontal(classes="middle"):
-            yield HeatPanel()
-            with Vertical(classes="side"):
-                yield HitsPanel()
-                yield LatencyPanel()
-        yield RequestsPanel(classes="bottom")
+        models, memory, heat, hits, latency, requests = self.panels
+        yield Horizontal(models, memory, classes="top")
+        yield Horizontal(heat, Vertical(hits, latency, classes="side"), classes="middle")
+        yield requests
 
 
 class Experts(Preset):
     """The map of experts as large as possible."""
 
-    FIRST = HeatPanel
+    KINDS = (HeatPanel, HitsPanel, MemoryPanel, LatencyPanel)
 
     def compose(self) -> ComposeResult:
         """The map, and what it amounts to."""
-        with Horizontal():
-            yield HeatPanel()
-            with Vertical(classes="side"):
-                yield HitsPanel()
-                yield MemoryPanel()
+        heat, hits, memory, latency = self.panels
+        yield Horizontal(heat, Vertical(hits, memory, latency, classes="side"))
 
 
 class Requests(Preset):
     """Where the time of requests goes."""
 
-    FIRST = RequestsPanel
+    KINDS = (RequestsPanel, DetailPanel, LatencyPanel, SessionsPanel)
 
     def compose(self) -> ComposeResult:
         """Latency over sessions over requests, and the request under the cursor."""
-        with Horizontal(classes="top"):
-            yield LatencyPanel()
-            yield SessionsPanel()
-        with Horizontal(classes="middle"):
-            yield RequestsPanel()
-            yield DetailPanel()
+        requests, detail, latency, sessions = self.panels
+        yield Horizontal(latency, sessions, classes="top")
+        yield Horizontal(requests, detail, classes="middle")
 
 
 class Learning(Preset):
     """What was learned, what it did, and what comes next."""
 
-    FIRST = HistoryPanel
+    KINDS = (HistoryPanel, HeatPanel, ProposalPanel, HitsPanel)
 
     def compose(self) -> ComposeResult:
-        """The proposal beside the hit rates, over the history."""
-        with Horizontal(classes="top"):
-            yield ProposalPanel()
-            yield HitsPanel()
-        yield HistoryPanel()
+        """The proposal beside the hit rates, over the history; in large terminals the map beside it."""
+        history, heat, proposal, hits = self.panels
+        yield Horizontal(proposal, hits, classes="top")
+        yield Horizontal(history, heat, classes="bottom")
 
 
 class Logs(Preset):
     """The logs."""
 
-    FIRST = LogsPanel
+    KINDS = (LogsPanel,)
 
     def compose(self) -> ComposeResult:
         """One panel."""
-        yield LogsPanel()
+        yield from self.panels
+
+
+KINDS: Mapping[str, type[Preset]] = {
+    "overview": Overview,
+    "experts": Experts,
+    "requests": Requests,
+    "learning": Learning,
+    "logs": Logs,
+}
+"""Every preset by its name."""

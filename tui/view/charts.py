@@ -13,7 +13,7 @@ def meter(part: float | None, width: int, symbols: Symbols, role: str = "accent"
     filled = 0 if part is None else round(min(max(part, 0.0), 1.0) * width)
     if part and not filled:
         filled = 1
-    return (Span(symbols.full * filled, role), Span(symbols.rest * (width - filled), "faint"))
+    return (Span(symbols.full * filled, role), Span(symbols.rest * (width - filled), "rest"))
 
 
 def sparkline(

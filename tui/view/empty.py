@@ -42,10 +42,13 @@ def unreachable(view: View, width: int, *, in_full: bool = False) -> list[Line] 
     return sentence("waiting for the daemon", width, "faint")
 
 
-def loading(view: View, width: int) -> list[Line] | None:
-    """How far the model in focus is loaded; None where it is not loading."""
+def not_ready(view: View, width: int) -> list[Line] | None:
+    """What a panel about one model says while there is none, or how far it is loaded; None once it is ready."""
     model = view.model
-    if model is None or model.state != "loading":
+    if model is None:
+        named = f"{view.focus} is not in memory." if view.focus else "No model is in memory."
+        return [*sentence(named, width), key_hint("l", "load one"), key_hint("p", "pull one from the hub")]
+    if model.state != "loading":
         return None
     bar = meter(model.progress, max(8, min(48, width - 14)), view.symbols, "accent")
     done = "" if model.progress is None else f" {100 * model.progress:.0f} %"

@@ -64,26 +64,34 @@ def _model(view: View, width: int) -> Line:
 
 
 def _loaded(view: View, model: ModelState, width: int) -> Line:
-    symbols, role = view.symbols, state_role(model)
+    role = state_role(model)
     head = line(mark(f" {state_symbol(model, view)} ", role), span(model.name, "strong"), mark(_DIVIDED))
     state = mark(state_word(model), role)
     lefts = [(*head, state)]
     if model.state == "ready":
+        if not model.generation and model.residency_state != "refused":
+            plain = mark(f"{_DIVIDED}no residency set", "dim")
+            lefts = [(*head, state, plain), *lefts]
+            return _fitted(lefts, _work(view, model), width, view)
         decode, prefill = _coverage(view)
         generation = _generation(view, model)
         brief = (*head, state, mark("  gen ", "dim"), generation, mark("  hits ", "dim"), decode)
         full = (*head, state, mark("  generation ", "dim"), generation, mark("  hits: decode ", "dim"), decode)
         lefts = [(*full, mark("  prefill ", "dim"), prefill), full, brief, *lefts]
+    return _fitted(lefts, _work(view, model), width, view)
+
+
+def _work(view: View, model: ModelState) -> list[Line]:
+    symbols = view.symbols
     work = f"{exact(model.in_flight, symbols)} in flight, {exact(model.queued, symbols)} queued"
     context = f"context {exact(model.context_tokens, symbols)}{_DIVIDED}"
-    rights = [line(mark(f"{context}{work} ", "dim")), line(mark(f"{work} ", "dim")), ()]
-    return _fitted(lefts, rights, width, view)
+    return [line(mark(f"{context}{work} ", "dim")), line(mark(f"{work} ", "dim")), ()]
 
 
 def _generation(view: View, model: ModelState) -> Span:
     if model.residency_state == "refused":
         return mark("refused", "bad")
-    return mark(exact(model.generation, view.symbols) if model.generation else "none", "strong")
+    return mark(exact(model.generation, view.symbols), "strong")
 
 
 def _coverage(view: View) -> tuple[Span, Span]:

@@ -237,11 +237,12 @@ def moved(place: Place, rows: int, positions: int, shape: tuple[int, int]) -> Pl
     )
 
 
-def summary(experts: Experts, options: HeatOptions, symbols: Symbols) -> str:
+def summary(experts: Experts, options: HeatOptions, width: int, symbols: Symbols) -> str:
     """Layers, experts and routes, for a title."""
     n_layers, n_experts = experts.shape
-    total = int(experts.counts(options.phase).sum())
-    return f"{n_layers} layers {symbols.times} {n_experts} experts, {count(total, symbols)} routes"
+    routes = f"{count(int(experts.counts(options.phase).sum()), symbols)} routes"
+    full = f"{n_layers} layers {symbols.times} {n_experts} experts, {routes}"
+    return full if len(full) <= width else f"{n_layers}{symbols.times}{n_experts}, {routes}"
 
 
 def _codes(shown: Grid, fit_in: Geometry) -> NDArray[np.int64]:

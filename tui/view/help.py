@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ostinatod.tui.view.keys import Keys
+
 
 @dataclass(frozen=True, slots=True)
 class PanelHelp:
-    """About one panel: a paragraph, and its own keys with what they do."""
+    """About one panel: a paragraph, its own keys with what they do, and the same in a word each for the lowest line."""
 
     about: str
     keys: tuple[tuple[str, str], ...] = ()
+    bar: Keys = ()
 
 
 _ROWS = (("enter", "Open the row"), ("arrows", "Move; also page up, page down, home, end"))
@@ -28,13 +31,15 @@ MODELS = PanelHelp(
         ("x", "Stop the pull under the cursor"),
         ("enter", "Show this model in the other panels"),
     ),
+    (("l", "load"), ("u", "unload"), ("p", "pull"), ("enter", "show")),
 )
 MEMORY = PanelHelp(
-    "What each GPU's memory is used for, as the engine accounts for it: dense weights, KV cache, expert pool (hot "
-    "experts), borrowed memory (experts kept for a while in memory that decode leaves idle; lent in the table), "
-    "compute buffers, and the margin that the capacity test keeps. Other programs: used memory that the engine "
-    "does not account for. RAM and CPU are this machine's, shown only while the daemon runs on it. GiB are 1024^3 "
-    "bytes."
+    "What each GPU's memory is used for, as the engine accounts for it: dense weights (with the experts that "
+    "llama.cpp places there itself), KV cache, expert pool (hot experts), borrowed (slots that decode leaves idle "
+    "and that hold other experts for a while; lent in the table), staging (where the upload path copies cold "
+    "experts to in long prefills), compute buffers, and the margin that the capacity test keeps. Uses of which "
+    "there is nothing are left out. Other programs: used memory that the engine does not account for. RAM and CPU "
+    "are this machine's, shown only while the daemon runs on it. GiB are 1024^3 bytes."
 )
 EXPERTS = PanelHelp(
     "Every expert of every MoE layer: layers down, experts across. By rank, each layer's most routed expert is at "
@@ -50,6 +55,7 @@ EXPERTS = PanelHelp(
         ("c", "Count all routes, prefill or decode"),
         ("esc", "Take the cursor away"),
     ),
+    (("arrows", "read a cell"), ("o", "order"), ("c", "phase")),
 )
 HITS = PanelHelp(
     "The share of routes that meet a hot expert (coverage). Prefill and decode are measured from the engine's "
@@ -63,19 +69,23 @@ LATENCY = PanelHelp(
     "TTFT is the time to the first token, TPOT the time per output token. After tool is the TTFT of turns that "
     "carry a tool's output: what an agent's user waits for most. Curves run from the oldest request to the "
     "newest, from zero to their largest value; p50 and p95 are of the same requests. Only requests that ended "
-    "well count."
+    "well count. Last answer: how long it waited for others, read its prompt (to the first token) and wrote, with "
+    "the largest of these explained: a prefix that broke, new tokens, output tokens, and the share of its routes "
+    "that met cold experts."
 )
 SESSIONS = PanelHelp(
     "A session is one conversation of an agent: turns that share their beginning. New are prompt tokens that were "
     "read, reused those whose state was still there. TTFT, TPOT and the wait after a tool's output are medians. "
     "By: how the session was recognised, from a header, from a field of the body, or by its prefix.",
     (("enter", "Show only this session's requests; again: all of them"),),
+    (("enter", "only its requests"),),
 )
 REQUESTS = PanelHelp(
     "Requests in flight, then the newest first. Kind is the turn's place: first, after a tool's output, after a "
     "user's message, or a side request such as a title. New tokens were read, reused ones were not. Where a "
     "prefix broke, the reason and what it cost are at the right. Hits is the coverage in decode.",
     (("enter", "Everything about a request"), ("x", "Cancel the one under the cursor, if in flight (asks first)")),
+    (("enter", "detail"), ("x", "cancel")),
 )
 REQUEST = PanelHelp("Everything known about the request under the cursor of the list of requests.")
 PROPOSAL = PanelHelp(
@@ -89,6 +99,7 @@ HISTORY = PanelHelp(
     "it had not seen, measured what came of it, and effect the difference in points. A generation that makes "
     "things worse is rolled back by itself.",
     _ROWS,
+    (("enter", "note"),),
 )
 LOGS = PanelHelp(
     "The end of the daemon's log, or of the log of the engine in focus.",
@@ -98,6 +109,7 @@ LOGS = PanelHelp(
         ("s", "The daemon's log or the engine's"),
         ("enter", "The whole line"),
     ),
+    (("f", "follow"), ("/", "filter"), ("s", "source"), ("enter", "whole line")),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinatod.client_dashboard_values import Plan, Unavailable
 from ostinatod.tui.view.charts import meter, sparkline
-from ostinatod.tui.view.empty import loading, missing, sentence, unreachable
+from ostinatod.tui.view.empty import missing, not_ready, sentence, unreachable
 from ostinatod.tui.view.figures import decimal, points, share
 from ostinatod.tui.view.lines import EMPTY, Line, Span, fit, line, mark
 from ostinatod.tui.view.state import View
@@ -19,13 +19,14 @@ def hits_lines(view: View, width: int, height: int) -> list[Line]:
     """Measured coverage by phase with its course over requests; then what planning promised."""
     if (told := unreachable(view, width)) is not None:
         return told
-    if (told := loading(view, width)) is not None:
+    if (told := not_ready(view, width)) is not None:
         return told
     measured, more = _measured(view, width)
     plan = view.reading.plan if view.reading else None
     planned: list[Line] = []
     if isinstance(plan, Unavailable):
-        planned = missing(plan, view, width, with_hint=not isinstance(view.experts, Unavailable))
+        known = isinstance(view.experts, Unavailable) and view.experts.reason == plan.reason
+        planned = [] if known else missing(plan, view, width)
     elif plan is not None:
         planned = _planned(plan, view, width)
     lines = [*measured, *more] if len(measured) + len(more) + len(planned) <= height else measured
@@ -136,3 +137,14 @@ def _gain_role(gain: float | None) -> str:
     if gain is None:
         return "faint"
     return "good" if gain >= 0 else "warn"
+
+
+def hits_subtitle(view: View) -> str:
+    """That a proposal waits, and the key that applies it."""
+    plan = view.reading.plan if view.reading else None
+    if view.model is None or plan is None or isinstance(plan, Unavailable) or plan.proposal is None:
+        return ""
+    proposal = plan.proposal
+    if proposal.coverage_held_out is None or proposal.coverage_now is None:
+        return "a applies the proposal"
+    return f"a applies the proposal: {points(proposal.coverage_held_out - proposal.coverage_now, view.symbols)}"

@@ -1,4 +1,7 @@
-"""How long requests took: TTFT, TPOT, and the wait after a tool's output, each with its course, median and p95."""
+"""How long requests took: TTFT, TPOT, and the wait after a tool's output, each with its course, median and p95.
+
+Below, where there is room, why the last answer took as long as it did.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ostinatod.client_dashboard_values import Request, Unavailable
+from ostinatod.tui.view.answer import answer_lines
 from ostinatod.tui.view.charts import graph
 from ostinatod.tui.view.empty import missing, sentence, unreachable
 from ostinatod.tui.view.figures import ms, percentile
 from ostinatod.tui.view.lines import EMPTY, Line, Span, fit, mark
 from ostinatod.tui.view.state import View
 
-_LABEL = 11
+_LABEL = 12
 _FIGURE = 9
 _TALLEST = 5
+_LINES = 4
+"""The least: titles, and one line for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ def series_of(requests: tuple[Request, ...]) -> tuple[Series, ...]:
 
 
 def latency_lines(view: View, width: int, height: int) -> list[Line]:
-    """A line per kind of waiting."""
+    """A line per kind of waiting, and the last answer."""
     if (told := unreachable(view, width)) is not None:
         return told
     requests = view.reading.requests if view.reading else None
@@ -51,7 +57,10 @@ def latency_lines(view: View, width: int, height: int) -> list[Line]:
         return sentence("No request has been answered yet. Agents and editors connect to", width) + sentence(
             f"{view.link.address}/v1", width, "strong"
         )
-    return _rows(view, width, height)
+    room = height - _LINES
+    why = answer_lines(view, width, min(room, 3))
+    gap = [EMPTY] if why and room > len(why) else []
+    return [*_rows(view, width, height - len(why) - len(gap)), *gap, *why]
 
 
 def _rows(view: View, width: int, height: int) -> list[Line]:

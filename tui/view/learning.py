@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinatod.client_dashboard_values import Generation, Plan, Proposal, Unavailable
 from ostinatod.tui.view.charts import meter
-from ostinatod.tui.view.empty import key_hint, loading, missing, sentence, unreachable
+from ostinatod.tui.view.empty import key_hint, missing, not_ready, sentence, unreachable
 from ostinatod.tui.view.figures import ago, decimal, exact, ms, points, share
 from ostinatod.tui.view.lines import EMPTY, Line, Span, fit, line, mark, span, wrap
 from ostinatod.tui.view.state import View
@@ -39,7 +39,7 @@ def proposal_lines(view: View, width: int, height: int) -> list[Line]:
     """Whether learning helps, what the next generation would change, and which key does it."""
     if (told := unreachable(view, width, in_full=True)) is not None:
         return told
-    if (told := loading(view, width)) is not None:
+    if (told := not_ready(view, width)) is not None:
         return told
     plan = view.reading.plan if view.reading else None
     if plan is None or isinstance(plan, Unavailable):
@@ -64,15 +64,17 @@ def proposal_lines(view: View, width: int, height: int) -> list[Line]:
             line(mark(f"{symbols.dot} " if at == 0 else "  ", "faint"), mark(row, "dim"))
             for at, row in enumerate(wrap(reason, width - 2))
         ]
-    lines += [EMPTY, *_keys(plan)]
-    return lines if len(lines) <= height else [entry for entry in lines if entry]
+    keys = _keys(plan)
+    if len(lines) + 1 + len(keys) <= height:
+        return [*lines, EMPTY, *keys]
+    return [*[entry for entry in lines if entry][: height - len(keys)], *keys]
 
 
 def _coverages(proposal: Proposal, view: View, width: int) -> list[Line]:
     """Coverage of the held-out sessions under every set that could be in use."""
     symbols, bar = view.symbols, max(4, min(60, width - _LABEL - _VALUE))
     rows = (
-        ("even routing", proposal.coverage_uniform, "faint"),
+        ("even routing", proposal.coverage_uniform, "dim"),
         ("in use now", proposal.coverage_now, "cold5"),
         ("proposed, held out", proposal.coverage_held_out, "hot5"),
         ("best in hindsight", proposal.coverage_hindsight, "dim"),
@@ -97,6 +99,7 @@ def _changes(proposal: Proposal, view: View, width: int) -> list[Line]:
         mark(f"generation {exact(proposal.generation, symbols)}: ", "strong"),
         mark(f"{exact(proposal.hot_experts, symbols)} hot experts, {exact(proposal.moved, symbols)} moved"),
     )
+    error = proposal.tpot_error
     expected = line(
         mark("cold routes per token ", "dim"),
         mark(decimal(proposal.cold_routes_per_token_now, symbols)),
@@ -104,6 +107,7 @@ def _changes(proposal: Proposal, view: View, width: int) -> list[Line]:
         mark(decimal(proposal.cold_routes_per_token, symbols), "strong"),
         mark("   TPOT predicted ", "dim"),
         mark(ms(proposal.tpot_ms_predicted, symbols), "strong"),
+        *(() if error is None else (mark(f" lately off by {share(error, symbols)}", "dim"),)),
     )
     return [fit(moved, width, symbols.ellipsis), fit(expected, width, symbols.ellipsis)]
 
@@ -113,11 +117,11 @@ def _keys(plan: Plan) -> list[Line]:
     if plan.proposal is not None:
         keys.append(key_hint("a", "apply the proposal"))
     if plan.active is not None and len(plan.history) > 1:
-        keys.append(key_hint("z", "undo the last one"))
+        keys.append(key_hint("z", "undo the last"))
     joined: list[Span] = []
     for key in keys:
+        joined += [mark("   ")] if joined else []
         joined += key[1:]
-        joined.append(mark("   "))
     return [tuple(joined)]
 
 
@@ -125,11 +129,16 @@ def history_table(view: View) -> Table:
     """Every generation, newest first."""
     if (told := unreachable(view, 60)) is not None:
         return Table(_HISTORY, (), tuple(told))
+    if view.model is None:
+        return Table(_HISTORY, (), tuple(not_ready(view, 60) or ()))
     plan = view.reading.plan if view.reading else None
     if plan is None or isinstance(plan, Unavailable):
         return Table(_HISTORY, (), tuple(missing(plan, view, 60)) if plan else ())
-    empty = sentence("No residency set has been in use for this model yet.", 60)
-    return Table(_HISTORY, tuple(_row(entry, view) for entry in plan.history), tuple(empty))
+    empty = (
+        *sentence("No residency set has been in use for this model yet.", 76),
+        *sentence("The first is proposed when enough sessions are logged; every one is kept here with its effect.", 76),
+    )
+    return Table(_HISTORY, tuple(_row(entry, view) for entry in plan.history), empty)
 
 
 def _row(entry: Generation, view: View) -> Row:

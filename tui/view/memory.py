@@ -15,9 +15,10 @@ from ostinatod.tui.view.symbols import USES, Symbols
 
 _LABEL = 6
 _AMOUNT = 12
-_COLUMN = 6
-_WORDS = {"kv": "KV", "compute": "comp", "margin": "marg", "borrowed": "lent"}
+_WORDS = {"kv": "KV", "compute": "comp", "margin": "marg", "borrowed": "lent", "staging": "stage"}
 _LONG_WORDS = {"kv": "KV", "other": "other programs", "rest": "not told"}
+_RARE = ("borrowed", "staging", "margin", "other", "rest")
+"""Uses that are named only while there are any."""
 
 Parts = tuple[tuple[str, int], ...]
 
@@ -33,19 +34,20 @@ def memory_lines(view: View, width: int, height: int) -> list[Line]:
         lines = _no_devices(view, width)
         return [*lines, *([EMPTY] if height > len(lines) + len(tail) else []), *tail]
     parts = [parts_of(device) for device in devices]
-    in_full = _in_full(devices, parts, view.symbols, width)
+    in_full = _in_full(devices, parts, view, width)
     if len(in_full) + len(tail) <= height:
         return [*in_full, *tail]
     bars = [_bar_row(at, device, parts[at], view.symbols, width) for at, device in enumerate(devices)]
+    room = max(height - len(bars) - len(tail), 1)
     table = _figures(parts, view.symbols, width)
-    if not table or height < len(bars) + len(table) + len(tail):
-        table = _legend([(use, 0) for use, _ in parts[0]], view.symbols, width, amounts=False)[:1]
+    if not table or len(table) > room:
+        table = _sums(parts, view.symbols, width, room)
     return [*bars, *table, *tail]
 
 
 def parts_of(device: DeviceMemory) -> Parts:
     """What the device's memory is used for, adding up to its size where that is known."""
-    used = list(device.used_bytes)
+    used = [(use, size) for use, size in device.used_bytes if size or use not in _RARE]
     told = sum(size for _, size in used)
     rest = (device.total_bytes or 0) - told - (device.free_bytes or 0)
     if rest > 0:
@@ -73,44 +75,62 @@ def _bar_row(at: int, device: DeviceMemory, parts: Parts, symbols: Symbols, widt
 def _figures(parts: Sequence[Parts], symbols: Symbols, width: int) -> list[Line]:
     """A column per use and a row per device, in GiB; nothing where they have no room."""
     uses = [use for use in USES if any(use == name for device in parts for name, _ in device)]
-    if _LABEL + _COLUMN * len(uses) > width:
+    words = [_WORDS.get(use, use) for use in uses]
+    columns = [max(len(word) + 2, 6) for word in words]
+    if _LABEL + sum(columns) > width:
         return []
     head = [Span(" " * _LABEL)]
-    for use in uses:
-        word = _WORDS.get(use, use)
-        head += [
-            Span(" " * (_COLUMN - len(word) - 1)),
-            mark(symbols.uses[use].strip() or " ", f"use_{use}"),
-            mark(word, "dim"),
-        ]
+    for use, word, column in zip(uses, words, columns, strict=True):
+        glyph = mark(symbols.uses[use].strip() or " ", f"use_{use}")
+        head += [Span(" " * (column - len(word) - 1)), glyph, mark(word, "dim")]
     rows: list[Line] = [tuple(head)]
     for at, device in enumerate(parts):
         sizes = dict(device)
         cells = (f"{sizes[use] / 1024**3:.1f}" if use in sizes else symbols.missing for use in uses)
-        rows.append((mark(f"GPU {at}".ljust(_LABEL), "dim"), *(mark(cell.rjust(_COLUMN)) for cell in cells)))
+        told = (mark(cell.rjust(column)) for cell, column in zip(cells, columns, strict=True))
+        rows.append((mark(f"GPU {at}".ljust(_LABEL), "dim"), *told))
     return rows
 
 
-def _in_full(devices: Sequence[DeviceMemory], parts: Sequence[Parts], symbols: Symbols, width: int) -> list[Line]:
+def _sums(parts: Sequence[Parts], symbols: Symbols, width: int, room: int) -> list[Line]:
+    """Every use of all devices together; the largest ones where there is no room for all."""
+    sums = {use: sum(size for device in parts for name, size in device if name == use) for use in USES}
+    told = [(use, size) for use, size in sums.items() if any(use == name for device in parts for name, _ in device)]
+    label = mark("all" if len(parts) > 1 else "", "dim")
+    lines = _legend(told, symbols, width - _LABEL)
+    if len(lines) > room:
+        told.sort(key=lambda use: -use[1])
+        lines = _legend(told, symbols, width - _LABEL)[:room]
+    return [_row(label.text if at == 0 else "", entry, symbols, width) for at, entry in enumerate(lines)]
+
+
+def _in_full(devices: Sequence[DeviceMemory], parts: Sequence[Parts], view: View, width: int) -> list[Line]:
     """A name, a bar, every use with its size, and an empty line per device."""
-    lines: list[Line] = []
+    symbols, lines = view.symbols, list[Line]()
+    gpus = _profiled_gpus(view.reading.profile) if view.reading else ()
+    # An engine calls its devices CUDA0, CUDA1, ...; what they are only the profile of the machine knows.
+    known = [str(gpu.get("name") or "") for gpu in gpus] if len(gpus) == len(devices) else []
     for at, device in enumerate(devices):
-        title = line(mark(f"GPU {at}".ljust(_LABEL), "strong"), span(device.name, "dim"))
+        name = known[at] if known and known[at] else device.name
+        title = line(mark(f"GPU {at}".ljust(_LABEL), "strong"), span(name, "dim"))
         figures = line(
             mark(gib(_taken(parts[at]), symbols), "strong"), mark(f" of {gib(device.total_bytes, symbols)}", "dim")
         )
         lines += [ends(title, figures, width, symbols.ellipsis), _bar(parts[at], width, symbols)]
-        lines += [*_legend(parts[at], symbols, width), EMPTY]
+        lines += _legend(parts[at], symbols, width)
+        if device.pool_used_bytes is not None and device.pool_used_bytes < dict(parts[at]).get("pool", 0):
+            lines.append(line(mark(f"{gib(device.pool_used_bytes, symbols)} of the pool hold experts", "dim")))
+        lines.append(EMPTY)
     return lines
 
 
-def _legend(parts: Sequence[tuple[str, int]], symbols: Symbols, width: int, *, amounts: bool = True) -> list[Line]:
+def _legend(parts: Sequence[tuple[str, int]], symbols: Symbols, width: int) -> list[Line]:
     """Every use with its glyph, and its size in GiB, over as many lines as it needs."""
     lines: list[Line] = []
     row: list[Span] = []
     for use, size in parts:
         entry = [mark(symbols.uses[use], f"use_{use}"), mark(f" {_LONG_WORDS.get(use, use)}", "dim")]
-        entry += [mark(f" {size / 1024**3:.1f}"), mark("  ")] if amounts else [mark(" ")]
+        entry += [mark(f" {size / 1024**3:.1f}"), mark("  ")]
         if row and width_of((*row, *entry)) > width + 2:
             lines.append(tuple(row))
             row = []
@@ -136,8 +156,15 @@ def _no_devices(view: View, width: int) -> list[Line]:
     if model.state == "loading":
         return [*lines, *sentence("The engine tells its memory by use once it has loaded.", width)]
     if model.backend == "cpu":
-        return [*lines, *sentence("This engine uses no GPU: experts are computed on the CPU.", width)]
+        lines += sentence("This engine uses no GPU: experts are computed on the CPU.", width)
+        return [*lines, *_host_uses(model, view.symbols, width)]
     return [*lines, *sentence("The engine does not tell its GPU memory by use.", width)]
+
+
+def _host_uses(model: ModelState, symbols: Symbols, width: int) -> list[Line]:
+    """What the engine uses host memory for."""
+    told = "  ".join(f"{_LONG_WORDS.get(use, use)} {gib(size, symbols)}" for use, size in model.host_bytes)
+    return [fit(line(mark("  "), mark(told)), width, symbols.ellipsis)] if told else []
 
 
 def _profiled_gpus(profile: object) -> tuple[Json, ...]:
@@ -172,11 +199,19 @@ def _host(view: View, width: int) -> list[Line]:
         _row("CPU", (*meter(host.cpu, bar, symbols, "use_cpu"), mark(cpu.rjust(_AMOUNT))), symbols, width),
     ]
     models = view.reading.daemon.models if view.reading else ()
-    resident = [model.rss_bytes for model in models if model.rss_bytes]
-    if resident:
-        told = f"engines keep {gib(sum(resident), symbols)} resident, {exact(host.cores, symbols)} cores"
-        lines.append(_row("", line(mark(told, "dim")), symbols, width))
-    return lines
+    told = _engines(models, symbols, width - _LABEL)
+    return [*lines, _row("", line(mark(told, "dim")), symbols, width)] if told else lines
+
+
+def _engines(models: Sequence[ModelState], symbols: Symbols, width: int) -> str:
+    """What engines keep in host memory, as exactly as there is room for."""
+    resident = sum(model.rss_bytes or 0 for model in models)
+    if not resident:
+        return ""
+    brief = f"engines: {gib(resident, symbols)} resident"
+    weights = sum(size for model in models for use, size in model.host_bytes if use == "weights")
+    full = f"{brief}, {gib(weights, symbols)} weights" if weights else brief
+    return full if len(full) <= width else brief
 
 
 def _row(label: str, rest: Line, symbols: Symbols, width: int) -> Line:
@@ -184,5 +219,6 @@ def _row(label: str, rest: Line, symbols: Symbols, width: int) -> Line:
 
 
 def memory_subtitle(view: View) -> str:
-    """The unit."""
-    return "GiB"
+    """The unit, and the cores that the share of the CPU is of."""
+    cores = view.host.cores if view.host.is_daemons else None
+    return f"GiB, {cores} cores" if cores else "GiB"

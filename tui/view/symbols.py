@@ -23,6 +23,8 @@ class Symbols:
     """Heat of cold experts, coolest first."""
     uses: Mapping[str, str]
     """What a cell of a memory bar stands for where there is no colour."""
+    parts: Mapping[str, str]
+    """The same of an answer's time."""
     dot: str
     ring: str
     arrow: str
@@ -34,7 +36,8 @@ class Symbols:
     is_ascii: bool = False
 
 
-USES = ("dense", "kv", "pool", "borrowed", "compute", "margin", "other", "rest", "free")
+USES = ("dense", "kv", "pool", "borrowed", "staging", "compute", "margin", "other", "rest", "free")
+PARTS = ("waited", "read", "wrote")
 
 UNICODE = Symbols(
     name="unicode",
@@ -44,6 +47,7 @@ UNICODE = Symbols(
     hot="░▒▓█",
     cold=" ·∙•",
     uses=dict.fromkeys(USES, "▆"),
+    parts=dict.fromkeys(PARTS, "▆"),
     dot="●",
     ring="○",
     arrow="→",
@@ -56,7 +60,8 @@ UNICODE = Symbols(
 SHADES = replace(
     UNICODE,
     name="shades",
-    uses=dict(zip(USES, "█▓▒▚░\N{BOX DRAWINGS LIGHT DIAGONAL UPPER RIGHT TO LOWER LEFT}?? ", strict=True)),
+    uses=dict(zip(USES, "█▓▒▚▌░/x? ", strict=True)),
+    parts=dict(zip(PARTS, "░▒█", strict=True)),
 )
 """For terminals without colour: what colour tells apart, shades do."""
 
@@ -67,7 +72,8 @@ ASCII = Symbols(
     spark="_.-=+*%#",
     hot="=+%#",
     cold=" .,:",
-    uses=dict(zip(USES, "DKPBCM??.", strict=True)),
+    uses=dict(zip(USES, "DKPBSCMx?.", strict=True)),
+    parts=dict(zip(PARTS, ".r#", strict=True)),
     dot="*",
     ring="o",
     arrow=">",

@@ -38,16 +38,17 @@ _SESSIONS = (
 _REQUESTS = (
     Column("age", "right", importance=7, least=4, most=6),
     Column("status", importance=8, least=6, most=16),
-    Column("kind", importance=6, least=4, most=6),
+    Column("kind", importance=3, least=4, most=6),
     Column("session", importance=3, least=6, most=18),
     Column("turn", "right", importance=2, most=5),
     Column("new", "right", importance=6, most=7),
     Column("reused", "right", importance=8, most=7),
-    Column("out", "right", importance=4, most=7),
+    Column("out", "right", importance=3, most=7),
     Column("TTFT", "right", importance=7, least=7, most=9),
     Column("TPOT", "right", importance=5, least=7, most=9),
+    Column("in all", "right", importance=3, least=7, most=9),
     Column("hits", "right", importance=2, least=6, most=7),
-    Column("prefix broke", importance=5, least=12, most=40, grows=True),
+    Column("prefix broke", importance=5, least=12, most=40, grows=True, comfort=28),
 )
 
 
@@ -109,6 +110,7 @@ def _request_row(request: Request, view: View) -> Row:
         mark(count(request.output_tokens, symbols), "dim"),
         mark(ms(request.ttft_ms, symbols)),
         mark(ms(request.tpot_ms, symbols)),
+        mark(ms(request.total_ms, symbols), "dim"),
         mark(share(hits, symbols), "dim"),
         _break_cell(request.prefix_break, view),
     )

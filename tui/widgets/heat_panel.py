@@ -12,15 +12,18 @@ from ostinatod.client_dashboard import PartName
 from ostinatod.client_dashboard_values import Unavailable
 from ostinatod.tui.palette import Palette
 from ostinatod.tui.view import heat, help
-from ostinatod.tui.view.empty import centred, loading, missing, unreachable
+from ostinatod.tui.view.empty import centred, missing, not_ready, unreachable
 from ostinatod.tui.view.experts import PHASES, Experts, Phase
 from ostinatod.tui.view.heat import Grid, HeatOptions, Order, Place
-from ostinatod.tui.view.lines import Line
+from ostinatod.tui.view.lines import EMPTY, Line
+from ostinatod.tui.view.skew import skew_lines
 from ostinatod.tui.view.state import View
 from ostinatod.tui.widgets.panel import Panel
 
 _ROWS_BELOW = 4
 """The axis, the legend and two lines about the cursor."""
+_TITLE_MARGIN = 4
+"""Cells of the border that are not a title's."""
 
 
 class HeatPanel(Panel):
@@ -60,7 +63,7 @@ class HeatPanel(Panel):
 
     def compose_lines(self, view: View, width: int, height: int) -> list[Line]:
         """The map, its axis and legend, and what is under the cursor."""
-        if (told := unreachable(view, width, in_full=True) or loading(view, width)) is not None:
+        if (told := unreachable(view, width, in_full=True) or not_ready(view, width)) is not None:
             self._forget()
             return centred(told, height)
         experts = view.experts
@@ -77,7 +80,8 @@ class HeatPanel(Panel):
 
     def subtitle(self, view: View) -> str:
         """Size and routes."""
-        return heat.summary(self._experts, self.options, view.symbols) if self._experts else ""
+        room = self.content_size.width - _TITLE_MARGIN
+        return heat.summary(self._experts, self.options, room, view.symbols) if self._experts else ""
 
     def action_move(self, rows: int, positions: int) -> None:
         """Move the cursor; the first key only shows it."""
@@ -117,12 +121,15 @@ class HeatPanel(Panel):
         lines = heat.heat_lines(experts, grid, options, width, self._map_height(height), symbols)
         if height < 6:
             return lines
+        spare = height - len(lines) - _ROWS_BELOW
         lines.append(heat.axis(experts, options, width, symbols))
         lines.append(heat.legend(options, width, symbols, has_set=experts.hot is not None))
         lack = experts.routes_missing or experts.residency_missing
         if options.cursor is None and lack is not None:
-            return [*lines, *missing(lack, view, width)]
-        return [*lines, *heat.readout(experts, grid, options, symbols)]
+            lines += (*missing(lack, view, width), EMPTY)[:2]
+        else:
+            lines += heat.readout(experts, grid, options, symbols)
+        return [*lines, *skew_lines(experts, options.phase, width, spare, symbols)]
 
     def _map_height(self, height: int) -> int:
         return height - _ROWS_BELOW if height >= 6 else height

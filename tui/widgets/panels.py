@@ -8,8 +8,8 @@ from ostinatod.client_dashboard import PartName
 from ostinatod.tui.view import help
 from ostinatod.tui.view.empty import centred, sentence
 from ostinatod.tui.view.header import header_lines
-from ostinatod.tui.view.hits import hits_lines
-from ostinatod.tui.view.keys import key_bar
+from ostinatod.tui.view.hits import hits_lines, hits_subtitle
+from ostinatod.tui.view.keys import Keys, key_bar
 from ostinatod.tui.view.latency import latency_lines, latency_subtitle
 from ostinatod.tui.view.learning import proposal_lines
 from ostinatod.tui.view.lines import Line
@@ -31,10 +31,12 @@ class KeyBar(Lines):
     """The presets, and the keys that work everywhere."""
 
     preset: str = ""
+    keys: Keys = ()
+    """Of the panel with the focus."""
 
     def compose_lines(self, view: View, width: int, height: int) -> list[Line]:
         """One line."""
-        return [key_bar(self.preset, width, view.symbols)]
+        return [key_bar(self.preset, self.keys, width, view.symbols)]
 
 
 class MemoryPanel(Panel):
@@ -63,6 +65,10 @@ class HitsPanel(Panel):
     def compose_lines(self, view: View, width: int, height: int) -> list[Line]:
         """Measured, then planned."""
         return hits_lines(view, width, height)
+
+    def subtitle(self, view: View) -> str:
+        """What a key would change."""
+        return hits_subtitle(view)
 
 
 class LatencyPanel(Panel):

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
+from textual._compositor import Compositor
 from textual.pilot import Pilot
 
 from ostinatod.client_dashboard import DashboardClient
@@ -25,7 +28,8 @@ class Rerouted(httpx.HTTPTransport):
     """Sends what is meant for one port to another, so that the address on the screen is always the same."""
 
     def __init__(self, port: int) -> None:
-        super().__init__()
+        # Plain HTTP needs no certificates, whose reading takes long.
+        super().__init__(verify=False)
         self._port = port
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -64,7 +68,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], object], what: str) 
     while not condition():
         if time.monotonic() > ends_at:
             pytest.fail(f"not within {PATIENCE_S:g} s: {what}")
-        await pilot.pause(0.02)
+        await pilot.pause(0.05)
     await pilot.pause()
 
 
@@ -113,10 +117,28 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A dashboard that has read the daemon once, and does so again only when it is asked to."""
     app = make_app(daemon.port, theme=theme, preset=preset, interval_s=3600.0)
-    async with app.run_test(size=size, notifications=True) as pilot:
-        await until(pilot, lambda: app.rounds, "the first round")
-        yield Running(app, pilot, daemon)
+    with nobody_watching():
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await until(pilot, lambda: app.rounds, "the first round")
+            yield Running(app, pilot, daemon)
     app.feed.join(PATIENCE_S)
+
+
+@contextmanager
+def nobody_watching() -> Iterator[None]:
+    """Draws only what is asked for, by `text_of` or a picture: nothing looks at the terminal of a test in between, and
+    drawing there takes half of the time. The tests in a real terminal draw as users see it.
+    """
+    draw = Compositor.render_update
+
+    def draw_pictures(compositor: Compositor, full: bool = False, **how: Any) -> object:
+        if full:
+            return draw(compositor, full=full, **how)
+        compositor._dirty_regions.clear()
+        return None
+
+    with patch.object(Compositor, "render_update", draw_pictures):
+        yield
 
 
 @pytest.fixture

@@ -33,13 +33,18 @@ async def pictures(directory: Path) -> None:
     screens = {
         "overview": (gpu(), (120, 40), "overview", "dark", ()),
         "experts": (gpu(), (100, 32), "experts", "dark", (down, down, right, right, right, right)),
+        "large": (gpu(), (180, 54), "experts", "dark", (right, right)),
         "requests": (gpu(), (120, 36), "requests", "dark", (down, down, down, down)),
         "learning": (gpu(), (120, 34), "learning", "dark", ()),
         "logs": (gpu(), (100, 24), "logs", "dark", ()),
         "confirm": (gpu(), (100, 30), "learning", "dark", ("a",)),
+        "help": (gpu(), (100, 30), "overview", "dark", ("question_mark",)),
+        "commands": (gpu(), (100, 30), "overview", "dark", ("ctrl+p",)),
         "small": (gpu(), (80, 24), "overview", "light", ()),
+        "mono": (gpu(), (80, 24), "overview", "mono", ()),
         "ascii": (gpu(), (80, 24), "experts", "ascii", (right, right)),
         "idle": (dashboard_states.idle(), (80, 24), "overview", "dark", ()),
+        "cpu": (dashboard_states.busy_cpu(), (80, 24), "overview", "dark", ()),
     }
     for name, screen in screens.items():
         (directory / f"{name}.svg").write_text(await picture(*screen), encoding="utf-8")

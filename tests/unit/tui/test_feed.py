@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from ostinatod.client_dashboard import DashboardClient
 from ostinatod.client_dashboard_values import DaemonState, Unavailable
 from ostinatod.tui.feed import Feed
+from ostinatod.tui.screens.dialogs import Confirm
 from ostinatod.tui.view.state import Host
 from ostinatod.tui.widgets.panel import Lines
 from tests.fakes import dashboard_states as states
@@ -38,7 +39,7 @@ def test_a_daemon_that_is_not_running_is_waited_for_and_one_that_restarts_is_fou
         with DashboardDaemon(states.gpu(6, 16), port=port):
             await dashboard.next_round()
             assert f"{states.MODEL}  busy" in dashboard.text
-            assert "22.8/24.0" in dashboard.text
+            assert "22.9/24.0" in dashboard.text
         await dashboard.next_round()
         assert "no daemon" in dashboard.text
         # What it told before is gone: old figures would pass for new ones.
@@ -148,7 +149,9 @@ def test_hostile_strings_are_shown_as_text(daemon: DashboardDaemon) -> None:
             assert "\x9b" not in dashboard.text
             assert "\u202e" not in dashboard.text
         await dashboard.press("1", "u")
-        assert "[@click=app.exit]z[/]" in dashboard.text
+        assert isinstance(dashboard.app.screen, Confirm)
+        assert "Unload \N{REPLACEMENT CHARACTER}[31mred" in dashboard.text
+        assert "[bold red]x[/]" in dashboard.text
         await dashboard.press("escape", "3", "enter")
         assert "[bold red]x[/]" in dashboard.text
 

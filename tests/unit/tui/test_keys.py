@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
+from textual.color import Color
 
-from ostinatod.tui.commands import COMMANDS
+from ostinatod.tui.commands import COMMANDS, keys_everywhere
 from ostinatod.tui.screens.dialogs import Ask, Confirm, Page
 from ostinatod.tui.view.heat import Place
+from ostinatod.tui.view.help import help_text
 from ostinatod.tui.view.keys import PRESETS
 from ostinatod.tui.widgets.heat_panel import HeatPanel
 from ostinatod.tui.widgets.lists import LogsPanel, RequestsPanel
@@ -81,11 +83,11 @@ def test_question_mark_explains_the_panel_with_the_focus_and_escape_closes(daemo
     play(daemon, story)
 
 
-def test_every_key_is_in_the_help(daemon: DashboardDaemon) -> None:
-    from ostinatod.tui.view.help import help_text
-
-    shown = help_text(None, [(command.shown_key, command.does) for command in COMMANDS])
-    assert all(command.does in shown for command in COMMANDS)
+def test_every_key_is_in_the_help() -> None:
+    shown = help_text(None, keys_everywhere())
+    others = [command for command in COMMANDS if not command.name.startswith("preset-")]
+    assert all(f"{command.shown_key} " in shown and command.does in shown for command in others)
+    assert all(preset in shown for preset in PRESETS)
 
 
 def test_space_pauses_and_goes_on(daemon: DashboardDaemon) -> None:
@@ -124,9 +126,10 @@ def test_t_goes_through_the_themes_and_back(daemon: DashboardDaemon) -> None:
         for _ in range(4):
             await dashboard.press("t")
             seen.append(dashboard.app.palette.name)
+            assert dashboard.app.screen.styles.background == background_of(dashboard)
         assert seen == ["light", "mono", "ascii", "dark"]
 
-    play(daemon, story)
+    play(daemon, story, preset="logs")
 
 
 def test_the_ascii_theme_sends_nothing_but_ascii(daemon: DashboardDaemon) -> None:
@@ -463,3 +466,17 @@ def test_a_click_moves_the_cursor_and_a_second_one_opens(daemon: DashboardDaemon
         assert isinstance(dashboard.app.screen, Page)
 
     play(daemon, story, preset="requests")
+
+
+@pytest.mark.parametrize("name", ["light", "mono"])
+def test_the_theme_asked_for_is_on_from_the_start(daemon: DashboardDaemon, name: str) -> None:
+    async def run() -> None:
+        async with running(daemon, theme=name, preset="logs") as dashboard:
+            assert dashboard.app.screen.styles.background == background_of(dashboard)
+
+    asyncio.run(run())
+
+
+def background_of(dashboard: Running) -> Color:
+    """What the theme that is on has for a background."""
+    return Color.parse(str(dashboard.app.palette.theme.background))

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from ostinatod.tui.app import DashboardApp
 from tests.fakes import dashboard_states
 from tests.fakes.dashboard_daemon import DashboardDaemon
-from tests.unit.tui.conftest import PATIENCE_S, make_app, until
+from tests.unit.tui.conftest import PATIENCE_S, make_app, nobody_watching, until
 
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
 
@@ -70,7 +70,8 @@ def test_the_screen_is_as_accepted(
         await pilot.press(*keys)
         await until(pilot, lambda: _is_settled(app), "everything is drawn")
 
-    assert snap_compare(app, terminal_size=size, run_before=read_once)
+    with nobody_watching():
+        assert snap_compare(app, terminal_size=size, run_before=read_once)
     app.feed.join(PATIENCE_S)
 
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ostinatod.cli.app import cli
+from ostinatod.tui.view.symbols import UNICODE
 from tests.conftest import eventually
 from tests.fakes import dashboard_states as states
 from tests.fakes.dashboard_daemon import DashboardDaemon
@@ -46,7 +47,9 @@ class Terminal:
 
     def until_shown(self, *words: str) -> str:
         """Wait until it shows all of the words."""
-        eventually(lambda: all(word in self.screen() for word in words), f"{words} on the screen", within_s=60)
+        eventually(
+            lambda: all(word in self.screen() for word in words), f"{words} on the screen", within_s=60, every_s=0.2
+        )
         return self.screen()
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ def test_it_runs_in_a_real_terminal_answers_keys_and_leaves_it_clean(
 ) -> None:
     daemon.answers = states.gpu()
     terminal.start(command(daemon), (100, 30), OSTINATO_HOME=str(tmp_path), TERM="tmux-256color", LC_ALL="C.UTF-8")
-    shown = terminal.until_shown(states.MODEL, "generation 7", "61 layers", "GPU 1")
+    shown = terminal.until_shown(states.MODEL, "generation 7", f"61{UNICODE.times}256", "GPU 1")
     rows = shown.splitlines()
     assert len(rows) == 30
     assert all(len(row) <= 100 for row in rows)
@@ -90,7 +93,7 @@ def test_no_color_sends_no_colour(terminal: Terminal, daemon: DashboardDaemon, t
     daemon.answers = states.gpu()
     environment = {"OSTINATO_HOME": str(tmp_path), "TERM": "tmux-256color", "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
     terminal.start(command(daemon), (100, 30), **environment)
-    terminal.until_shown(states.MODEL, "61 layers")
+    terminal.until_shown(states.MODEL, f"61{UNICODE.times}256")
     codes = [part.split("m")[0] for part in terminal.screen(with_colours=True).split("\x1b[")[1:]]
     colours = {number for code in codes for number in code.split(";") if number.isdigit() and 30 <= int(number) <= 107}
     assert colours <= {"39", "49"}
