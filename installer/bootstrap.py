@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from .steps import InstallError, Steps
 _DEFAULT_MODEL = "tiny"
 _VALUE_OPTIONS = ("--backend", "--cuda-arch", "--jobs", "--sdist", "--python")
 _DEFAULT_PROMPT = "Write a Python function that reverses a string."
+_DEFAULT_TOKENS = 120
+"""Enough to see that it works: the bundled model knows no end, and a whole context of it takes many minutes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,12 +134,17 @@ def _install(checkout: Path, options: argparse.Namespace) -> Environment:
 
 def _run(environment: Environment, rest: Sequence[str]) -> int:
     """One answer of the model, which also shows that all parts work together."""
-    words = list(rest) or [_DEFAULT_MODEL]
+    words = words_of_run(rest)
+    print(f"$ ostinato run {shlex.join(words)}", flush=True)
+    return subprocess.run([str(environment.scripts / "ostinato"), "run", *words], check=False).returncode
+
+
+def words_of_run(given: Sequence[str]) -> list[str]:
+    """The words after `ostinato run`: those given, with a short answer to a prompt of ours where there is none."""
+    words = list(given) or [_DEFAULT_MODEL]
     if len(words) == 1 and not words[0].startswith("-"):
-        words.append(_DEFAULT_PROMPT)
-    command = [str(environment.scripts / "ostinato"), "run", *words]
-    print(f"$ ostinato run {' '.join(words)}", flush=True)
-    return subprocess.run(command, check=False).returncode
+        words += [_DEFAULT_PROMPT, "--max-tokens", str(_DEFAULT_TOKENS)]
+    return words
 
 
 def _print_next_steps(environment: Environment) -> None:

@@ -7,13 +7,24 @@ import platform
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 COMPILER = "compiler"
 VENV = "venv"
 
 _OS_RELEASE = (Path("/etc/os-release"), Path("/usr/lib/os-release"))
+
+
+@dataclass(frozen=True)
+class Older:
+    """Releases whose python3 is older than 3.10, and which have a newer one under another name."""
+
+    ids: frozenset[str]
+    """Words of ID in os-release."""
+    last: int
+    """The last such release, by the number before the point in VERSION_ID."""
+    python: str
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,7 @@ class Family:
     """Words of ID and ID_LIKE in os-release."""
     install: str
     packages: Mapping[str, str]
+    older: Older | None = None
 
     def command(self, needs: Iterable[str], python: str = "", prefix: str = "sudo ") -> str:
         """What to type for `needs`; `python` is the version of an interpreter that is not the system's own."""
@@ -47,14 +59,15 @@ FAMILIES = (
         frozenset({"fedora", "rhel", "centos"}),
         "dnf install",
         {COMPILER: "gcc-c++", VENV: "python3"},
+        Older(frozenset({"rhel", "rocky", "almalinux", "centos", "ol"}), 9, "python3.12"),
     ),
     Family("Arch", frozenset({"arch"}), "pacman -S --needed", {COMPILER: "base-devel", VENV: "python"}),
     Family(
         "openSUSE",
         frozenset({"suse", "opensuse", "sles"}),
         "zypper install",
-        # The python3 of Leap is older than 3.10.
-        {COMPILER: "gcc-c++", VENV: "python311"},
+        {COMPILER: "gcc-c++", VENV: "python3"},
+        Older(frozenset({"opensuse-leap", "sles", "sled"}), 15, "python311"),
     ),
     Family("Alpine", frozenset({"alpine"}), "apk add", {COMPILER: "build-base linux-headers", VENV: "python3"}),
 )
@@ -66,11 +79,20 @@ _MACOS = {COMPILER: "xcode-select --install", VENV: "a Python from python.org or
 def find_family(os_release: Sequence[Path] = _OS_RELEASE) -> Family | None:
     """The family of this distribution, by its own name first and then by what it says it is like; None if unknown."""
     fields = _read_os_release(os_release)
-    for word in [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]:
+    system = fields.get("ID", "").lower()
+    for word in [system, *fields.get("ID_LIKE", "").lower().split()]:
         for family in FAMILIES:
-            if word.lower() in family.ids:
-                return family
+            if word in family.ids:
+                return _of_release(family, system, fields.get("VERSION_ID", ""))
     return None
+
+
+def _of_release(family: Family, system: str, version: str) -> Family:
+    """The family with the package names of one of its releases."""
+    older, number = family.older, version.partition(".")[0]
+    if older is None or system not in older.ids or not number.isdigit() or int(number) > older.last:
+        return family
+    return replace(family, packages={**family.packages, VENV: older.python})
 
 
 def advice(needs: Sequence[str], python: str = "", family: Family | None = None, system: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ostinatod import __version__
+from ostinatod.cli.bench import bench
 from ostinatod.cli.chat import run
 from ostinatod.cli.connect import launch
 from ostinatod.cli.context import Cli
@@ -97,6 +98,7 @@ _COMMANDS = (
     tui,
     plan,
     verify,
+    bench,
     stats,
     forget,
     logs,

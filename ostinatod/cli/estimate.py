@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from ostinatod.cli.models import local_path
 from ostinatod.cli.output import print_json, print_text, say
 from ostinatod.cli.text import human_bytes, table
 from ostinatod.config import Settings
-from ostinatod.errors import ModelFormatError
+from ostinatod.errors import EngineNotBuilt, ModelFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ostinatod.engine.gpu_experts import ExpertChoice
+    from ostinatod.profiles.gguf_model import GgufModel
     from ostinatod.profiles.load_estimate import LoadEstimate
 
 
@@ -24,12 +27,13 @@ def tell_estimate(settings: Settings, model: str, *, as_json: bool) -> None:
     """Print the estimate. Raises ModelNotFound, or ModelFormatError for a file that is no model."""
     from ostinatod.doctor.nvidia import ask_driver
 
-    estimate = _estimate(settings, model)
+    header, estimate = _estimate(settings, model)
+    experts = _expert_choice(settings, header, estimate)
     available = psutil.virtual_memory().available
     driver = ask_driver()
     gpu_free = sum(gpu.free_bytes for gpu in driver.gpus) if driver else 0
     if as_json:
-        print_json(estimate_facts(model, estimate, available, gpu_free))
+        print_json(estimate_facts(model, estimate, available, gpu_free, experts))
         return
     rows = [(use, human_bytes(size), how) for use, size, how in _rows(estimate)]
     print_text(table(("USE", "SIZE", "HOW IT IS KNOWN"), rows))
@@ -38,11 +42,15 @@ def tell_estimate(settings: Settings, model: str, *, as_json: bool) -> None:
     if gpu_free:
         place += f" and the {human_bytes(gpu_free)} free on GPUs"
     print_text(f"\n{human_bytes(estimate.total_bytes)} {verdict} in the {place}")
+    if experts is not None and estimate.n_experts:
+        print_text(f"experts: {experts.chosen}, as {experts.reason}")
     for note in estimate.notes:
         say(f"note: {note}")
 
 
-def estimate_facts(model: str, estimate: LoadEstimate, available_bytes: int, gpu_free_bytes: int) -> dict[str, Any]:
+def estimate_facts(
+    model: str, estimate: LoadEstimate, available_bytes: int, gpu_free_bytes: int, experts: ExpertChoice | None
+) -> dict[str, Any]:
     """The estimate as JSON holds it."""
     return {
         "model": model,
@@ -51,10 +59,23 @@ def estimate_facts(model: str, estimate: LoadEstimate, available_bytes: int, gpu
         "read_per_token_bytes": estimate.read_per_token_bytes,
         "available_bytes": available_bytes,
         "gpu_free_bytes": gpu_free_bytes,
+        "gpu_experts": None if experts is None else {"chosen": experts.chosen, "reason": experts.reason},
     }
 
 
-def _estimate(settings: Settings, model: str) -> LoadEstimate:
+def _expert_choice(settings: Settings, header: GgufModel, estimate: LoadEstimate) -> ExpertChoice | None:
+    """Where the engine would have the experts if it were started now; None where no engine is built."""
+    from ostinatod.engine.expert_chooser import ExpertChooser
+    from ostinatod.installer.engine_build import find_engine
+
+    try:
+        build = find_engine()
+    except EngineNotBuilt:
+        return None
+    return ExpertChooser(settings, os.environ).choose_for(header, estimate, build.backend)
+
+
+def _estimate(settings: Settings, model: str) -> tuple[GgufModel, LoadEstimate]:
     from ostinatod.engine.arguments import HOST_CACHE_MIB
     from ostinatod.profiles.errors import HeaderError
     from ostinatod.profiles.gguf_model import read_model
@@ -72,7 +93,7 @@ def _estimate(settings: Settings, model: str) -> LoadEstimate:
     kept = (
         f"up to {HOST_CACHE_MIB / 1024:.0f} GiB of memory keeps the prompts of earlier conversations; that is left out"
     )
-    return replace(estimate, notes=(*estimate.notes, kept))
+    return header, replace(estimate, notes=(*estimate.notes, kept))
 
 
 def _parts(settings: Settings, model: str) -> tuple[Path, ...]:

@@ -62,7 +62,8 @@ def forget(
 ) -> None:
     """Delete from the routing log, for good.
 
-    Conditions that are given together must all hold. What was learnt from it stays until the next plan.
+    Conditions that are given together must all hold. What was learnt from it stays until the next plan. Prompts
+    that are kept on disk (prompt_state_bytes) cannot be told apart: all of the model's go.
     """
     conditions = [value for value in (model, session, before) if value is not None]
     if everything == bool(conditions):

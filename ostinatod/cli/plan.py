@@ -75,8 +75,8 @@ def _proposal_lines(proposal: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "between", f"{_share(proposal['coverage_uniform'])} of a random set and {best} of the best in hindsight"
     now, then = _number(proposal["cold_routes_per_token_now"]), _number(proposal["cold_routes_per_token"])
     yield "cold routes", f"{now} per token now, {then} expected"
-    if (step_ms := proposal["tpot_ms_predicted"]) is not None:
-        yield "decode step", f"at most {step_ms:.2f} ms in the MoE layers"
+    if (token_ms := proposal["tpot_ms_predicted"]) is not None:
+        yield "per token", f"{_number(proposal.get('tpot_ms_now'))} ms now, {token_ms:.1f} ms expected"
 
 
 def _history(told: Mapping[str, Any]) -> str:
@@ -92,6 +92,7 @@ def _history(told: Mapping[str, Any]) -> str:
             _share(item["coverage_held_out"]),
             _share(item["coverage_measured"]),
             _number(item["tpot_ms_measured"]),
+            _number(item.get("tpot_ms_predicted")),
             item["note"],
         )
         for item in told["history"]
@@ -107,6 +108,7 @@ def _history(told: Mapping[str, Any]) -> str:
         "EXPECTED",
         "MEASURED",
         "TPOT MS",
+        "EXPECTED",
         "NOTE",
     )
     return table(header, rows)

@@ -21,9 +21,12 @@ def profile(refresh: bool, as_json: bool) -> None:
 
     The measurements are kept until hardware, limits or driver change. No daemon is needed.
     """
+    from ostinatod.learning.files import LearningFiles, known_calibrations
     from ostinatod.machine.profile import machine_profile
 
     found = machine_profile(locations.machine_profile_file(), refresh=refresh)
+    files = LearningFiles(locations.learning_file(), locations.residency_dir(), locations.machine_profile_file())
+    found["calibrations"] = known_calibrations(files)
     if as_json:
         print_json(found)
     else:
@@ -33,17 +36,27 @@ def profile(refresh: bool, as_json: bool) -> None:
 def _sections(found: Mapping[str, Any]) -> Iterator[str]:
     for gpu in found["gpus"]:
         yield section(f"GPU {gpu['index']}: {gpu['name']}", _gpu(gpu))
+    if found["transfers_reason"]:
+        yield section("Transfers", [("not measured", found["transfers_reason"])])
     if not found["gpus"]:
         yield section("GPUs", [("found", "none that NVIDIA's driver tells of")])
     yield section(f"Processor: {found['cpus']['name']}", _cpus(found))
     yield section("Memory", _memory(found["memory"]))
+    for item in found["calibrations"]:
+        if lines := list(_calibration(item)):
+            yield section(f"Engine {item['build'][:12]}, model {item['model'][:12]}", lines)
 
 
 def _gpu(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     link = gpu["link"]
     yield "memory", f"{human_bytes(gpu['total_bytes'])}, {human_bytes(gpu['free_bytes'])} free"
     yield "link", f"PCIe {_told(link['max_generation'])} x{_told(link['max_width'])}"
-    yield "upload", _speed(gpu["upload_gbps"])
+    yield "upload", f"{_speed(gpu['upload_gbps'])} page-locked, {_speed(gpu['upload_pageable_gbps'])} from other memory"
+    yield (
+        "while busy",
+        f"{_speed(gpu['upload_busy_gbps'])}, processors read {_speed(gpu['cpu_read_busy_gbps'])} meanwhile",
+    )
+    yield "in place", _speed(gpu["in_place_gbps"])
     yield "download", _speed(gpu["download_gbps"])
     yield "driver", gpu["driver"]
 
@@ -62,6 +75,23 @@ def _memory(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "limit", human_bytes(memory["cgroup_bytes"])
     yield "read", _speed(memory["read_gbps"]) + (f", {memory['read_threads']} threads" if memory["read_gbps"] else "")
     yield "pinnable", human_bytes(memory["pinnable_bytes"])
+
+
+def _calibration(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for branch in item["cpu_branch"]:
+        size = human_bytes(branch["expert_bytes"])
+        line = f"{branch['alpha_ms']:.3f} + {branch['beta_ms']:.3f} r ms, within {branch['largest_error_ms']:.3f} ms"
+        yield "cold routes", f"{line} ({size} per expert, {branch['steps']} steps)"
+    for device in item["speeds"]:
+        yield (
+            device["name"],
+            (
+                f"cold experts by the CPU at {_speed(device['cpu_row_gbps'])} with one row, "
+                f"{_speed(device['cpu_rows_gbps'])} with 16, {_speed(device['link_gbps'])} over the link"
+            ),
+        )
+    if item["prefill_error"] is not None:
+        yield "in prefill", f"{item['prefill_error']:+.0%} of what these speeds say"
 
 
 def _speed(gbps: float | None) -> str:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import click
-from click.shell_completion import BashComplete, get_completion_class, split_arg_string
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, split_arg_string
 
 from ostinatod.cli.context import json_option
 from ostinatod.cli.groups import SuggestingGroup
@@ -64,6 +64,15 @@ class BashWithColons(BashComplete):
         return words[:-1], words[-1]
 
 
+class FishWithCommas(FishComplete):
+    """Completion for fish in which names and their descriptions may have commas in them."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
+
+
+COMPLETIONS: dict[str, type[ShellComplete]] = {"bash": BashWithColons, "zsh": ZshComplete, "fish": FishWithCommas}
+
+
 @click.group(cls=SuggestingGroup)
 def completion() -> None:
     """Complete commands, options and model names in your shell."""
@@ -116,9 +125,7 @@ def uninstall(as_json: bool) -> None:
 
 def completion_script(root: click.Command, shell: str) -> str:
     """The script for a shell."""
-    kind = BashWithColons if shell == "bash" else get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"There is no completion for {shell}.")
+    kind = COMPLETIONS[shell]
     template, complete = kind.source_template, kind(root, {}, _PROGRAM, VARIABLE)
     return template % complete.source_vars()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from ostinatod.config import Settings, variable_name
 from ostinatod.errors import ConfigError
 
-STOP_TIMEOUT_S = 45
-"""The daemon lets answers in progress end for 20 s; then its engines are ended."""
+STOP_TIMEOUT_S = 105
+"""The daemon lets answers in progress end for 20 s, its engines save prompts for 60 s; then they are ended."""
 
 _PLACES = ("OSTINATO_HOME", "OSTINATO_ENGINE_CACHE", "HF_HOME", "HF_HUB_CACHE")
 _OTHERS = ("OSTINATO_HOST", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")

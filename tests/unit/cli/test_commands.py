@@ -32,6 +32,7 @@ RUNNING_KEYS = [
     "expires_at",
     "placement",
     "backend",
+    "gpu_experts",
 ]
 DETAILS_KEYS = [
     "name",
@@ -111,6 +112,19 @@ def test_ps_shows_loading_stopping_and_staying_models(invoke: Invoke, daemon: Fa
         ["c", "0123456789ab", "9.6 GB", "CPU", "65536", "stopping"],
         ["d", "0123456789ab", "9.6 GB", "CPU", "65536", "Forever"],
     ]
+
+
+def test_ps_says_which_model_was_refused_its_expert_pool_and_what_to_do(invoke: Invoke, daemon: FakeDaemon) -> None:
+    pool = {"chosen": "pool", "reason": "it does not fit", "refused": None, "hint": None}
+    daemon.running = [
+        running("a", gpu_experts=pool),
+        running("b", gpu_experts={**pool, "refused": "no row kernel", "hint": 'set gpu_experts = "stock"'}),
+    ]
+    said = invoke("ps").stderr.splitlines()
+    assert said == ["b has no expert pool: no row kernel", 'set gpu_experts = "stock"']
+    listed = json.loads(invoke("ps", "--json").stdout)
+    assert listed[0]["gpu_experts"] == pool
+    assert listed[1]["gpu_experts"]["refused"] == "no row kernel"
 
 
 def test_show_prints_sections_of_keys_and_values(invoke: Invoke) -> None:

@@ -87,6 +87,51 @@ def test_each_shell_reads_its_script(invoke: Invoke, shell: str, check: str, tmp
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def in_shell(program: str, script: Path, daemon_url: str) -> list[str]:
+    """Lines that a real shell prints for a program, with the script at hand."""
+    shell = shutil.which(program.split()[0])
+    if shell is None:
+        pytest.skip(f"{program.split()[0]} is not on this machine")
+    path = f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OSTINATO_HOST": daemon_url, "SCRIPT": str(script), "LC_ALL": "C.UTF-8"}
+    words = [shell, *program.split(" ", 2)[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_fish_completes_names_and_whole_descriptions(
+    invoke: Invoke, daemon: FakeDaemon, home: Path, tmp_path: Path
+) -> None:
+    daemon.models = {name: listing(name) for name in ("org/repo:Q4_K_M", "org/repo:Q8_0", "tiny")}
+    script = tmp_path / "ostinato.fish"
+    script.write_text(invoke("completion", "show", "fish").stdout)
+    ask = "fish -c source $SCRIPT; complete -C 'ostinato eng'; complete -C 'ostinato show org/repo:'"
+    assert in_shell(ask, script, daemon.url) == [
+        "engine\tBuild the engine, or show which build is...",
+        "org/repo:Q4_K_M",
+        "org/repo:Q8_0",
+    ]
+
+
+def test_zsh_completes_names_with_a_colon(invoke: Invoke, daemon: FakeDaemon, home: Path, tmp_path: Path) -> None:
+    daemon.models = {name: listing(name) for name in ("org/repo:Q4_K_M", "org/repo:Q8_0", "tiny")}
+    script = tmp_path / "_ostinato"
+    script.write_text(invoke("completion", "show", "zsh").stdout)
+    # What the completion system is given, without a terminal to show it on.
+    ask = (
+        "zsh -fc compdef() { :; };"
+        " compadd() { print -l $completions }; _describe() { print -l $completions_with_descriptions };"
+        " source $SCRIPT; words=(ostinato show org); CURRENT=3; _ostinato_completion;"
+        " words=(ostinato eng); CURRENT=2; _ostinato_completion"
+    )
+    assert in_shell(ask, script, daemon.url) == [
+        "org/repo:Q4_K_M",
+        "org/repo:Q8_0",
+        "engine:Build the engine, or show which build is...",
+    ]
+
+
 def test_installing_takes_the_shell_in_use_and_uninstalling_its_file(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

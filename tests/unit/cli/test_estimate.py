@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.daemon import FakeDaemon
 from tests.fakes.gguf import write_model, write_split
 from tests.unit.cli.conftest import Invoke
@@ -24,6 +26,7 @@ KEYS = [
     "read_per_token_bytes",
     "available_bytes",
     "gpu_free_bytes",
+    "gpu_experts",
 ]
 
 
@@ -79,3 +82,25 @@ def test_an_unknown_model_and_a_damaged_file_are_errors(invoke: Invoke, tmp_path
     assert (result.exit_code, "Did you mean tiny?" in result.stderr) == (4, True)
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
     assert invoke("load", "--estimate-only", str(tmp_path / "bad.gguf")).exit_code == 1
+
+
+@pytest.mark.parametrize(("backend", "said"), [("cpu", "the engine is built for the CPU"), ("cuda", "GPU")])
+def test_it_tells_where_the_engine_would_have_the_experts(
+    invoke: Invoke, scripted_engine_cache: Path, backend: str, said: str
+) -> None:
+    (note,) = scripted_engine_cache.glob("*/build.json")
+    note.write_text(json.dumps({**json.loads(note.read_text()), "backend": backend}))
+    built = {"OSTINATO_ENGINE_CACHE": str(scripted_engine_cache)}
+    told = json.loads(invoke("load", "--estimate-only", "tiny", "--json", **built).stdout)["gpu_experts"]
+    # A tiny model fits every GPU whole, and where there is none, nothing is known of its memory.
+    assert (told["chosen"], said in told["reason"]) == ("stock", True)
+    assert invoke("load", "--estimate-only", "tiny", **built).stdout.splitlines()[-1] == (
+        f"experts: stock, as {told['reason']}"
+    )
+    pool = invoke("load", "--estimate-only", "tiny", "--json", **built, OSTINATO_GPU_EXPERTS="pool")
+    assert json.loads(pool.stdout)["gpu_experts"]["chosen"] == ("pool" if backend == "cuda" else "stock")
+
+
+def test_without_an_engine_it_does_not_guess_where_the_experts_would_be(invoke: Invoke, tmp_path: Path) -> None:
+    result = invoke("load", "--estimate-only", "tiny", "--json", OSTINATO_ENGINE_CACHE=str(tmp_path / "none"))
+    assert json.loads(result.stdout)["gpu_experts"] is None

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ostinatod import locations
 from ostinatod.cli.app import cli
+from ostinatod.learning.calibrations import Calibration, Calibrations, DeviceSpeeds
+from ostinatod.learning.database import LearningDatabase
+from ostinatod.machine.profile import machine_fingerprint
+from ostinatod.profiles.calibration import CpuBranch
 from tests.fakes.daemon import FakeDaemon
 from tests.unit.cli.conftest import Invoke
 
@@ -23,6 +28,7 @@ GENERATION = {
     "coverage_held_out": None,
     "coverage_measured": 0.441,
     "tpot_ms_measured": 30.25,
+    "tpot_ms_predicted": 31.5,
     "sessions_measured": 4,
     "note": "",
 }
@@ -36,7 +42,9 @@ PROPOSAL = {
     "coverage_hindsight": 0.701,
     "cold_routes_per_token_now": 35.8,
     "cold_routes_per_token": 21.0,
+    "tpot_ms_now": 14.25,
     "tpot_ms_predicted": 12.5,
+    "tpot_ms_margin": 0.5,
     "reasons": ["The most used 44% of the experts take 67% of the routes; keeping them hot helps."],
 }
 TOLD: dict[str, Any] = {
@@ -64,7 +72,7 @@ def test_the_plan_says_what_would_change(invoke: Invoke) -> None:
         "44.1% now, 67.2% expected of sessions to come",
         "43.9% of a random set and 70.1% of the best in hindsight",
         "35.8 per token now, 21.0 expected",
-        "at most 12.50 ms",
+        "14.2 ms now, 12.5 ms expected",
         "ostinato plan tiny --apply",
     ):
         assert words in result.stdout
@@ -87,6 +95,7 @@ def test_history_lists_every_generation(invoke: Invoke) -> None:
     assert line.split()[0] == "1"
     assert "44.1%" in line
     assert "30.2" in line
+    assert "31.5" in line
 
 
 @pytest.mark.parametrize(("option", "verb"), [("--apply", "changed"), ("--undo", "went back")])
@@ -123,3 +132,17 @@ def test_the_profile_needs_no_daemon() -> None:
     assert found["cpus"]["name"] in shown
     # The second call reads what the first has measured.
     assert json.loads(runner.invoke(cli, ["profile", "--json"]).stdout) == found
+
+
+@pytest.mark.usefixtures("home")
+def test_the_profile_shows_what_engines_measured() -> None:
+    calibration = Calibration(
+        (CpuBranch(13_400_000, 0.02, 0.18, 5000, 0.004),), (DeviceSpeeds("CUDA0", 75.0, 30.0, 54.0),), 0.07
+    )
+    database = LearningDatabase(locations.learning_file())
+    Calibrations(database, machine_fingerprint).keep("ab" * 32, "cd" * 32, calibration)
+    shown = CliRunner().invoke(cli, ["profile"]).stdout
+    assert "Engine cdcdcdcdcdcd, model abababababab" in shown
+    assert "0.020 + 0.180 r ms, within 0.004 ms" in shown
+    assert "75.0 GB/s with one row, 30.0 GB/s with 16, 54.0 GB/s over the link" in shown
+    assert "+7% of what these speeds say" in shown

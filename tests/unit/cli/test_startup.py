@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from ostinatod import locations
+
 HEAVY = (
     "httpx",
     "rich",
@@ -49,3 +51,10 @@ def test_the_package_runs_as_a_program() -> None:
         [sys.executable, "-m", "ostinatod", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "ostinato 0.1.0\n"
+
+
+def test_a_machine_without_a_log_in_session_is_told_nothing_about_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_RUNTIME_DIR", "OSTINATO_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # Warnings are errors here.
+    assert locations.runtime_dir().name == "ostinato"

@@ -319,3 +319,16 @@ def test_running_it_again_after_a_pull_does_what_has_changed_and_no_more(
     (clone / "pyproject.toml").write_text('[project]\nname = "x"\ndependencies = ["new"]\n')
     assert asked() == ["pip install", engine]
     assert "Everything is in place" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], ["tiny", bootstrap._DEFAULT_PROMPT, "--max-tokens", "120"]),
+        (["mine"], ["mine", bootstrap._DEFAULT_PROMPT, "--max-tokens", "120"]),
+        (["tiny", "hello"], ["tiny", "hello"]),
+        (["--json", "tiny", "hello"], ["--json", "tiny", "hello"]),
+    ],
+)
+def test_a_prompt_of_ours_gets_an_answer_that_ends(given: list[str], words: list[str]) -> None:
+    assert bootstrap.words_of_run(given) == words

@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ostinatod.errors import EngineBuildError, EngineNotBuilt
@@ -129,8 +130,10 @@ def test_interrupting_a_command_ends_it_and_its_children(tmp_path: Path) -> None
 
 def _is_running(pid: str) -> bool:
     """Whether the process lives; one that ended and was not yet collected does not."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False).stdout.strip()
-    return bool(state) and not state.startswith("Z")
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _fake_build(cache: BuildCache, binaries: Path, digest: str) -> EngineBuild:

@@ -24,6 +24,9 @@ def _install_fake(site: Path, package: str, version: str, files: list[str]) -> N
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).touch()
 
 
 def test_bindings_of_the_pinned_version_are_left_alone(

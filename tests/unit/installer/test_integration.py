@@ -18,6 +18,7 @@ from ostinatod.installer.owned_paths import owned_paths
 from ostinatod.service.plan import ServicePlan
 from ostinatod.service.systemd import Systemd
 from ostinatod.shell_files import install_script
+from tests.conftest import eventually
 from tests.fakes.service_tools import ServiceTools, install_service_tools
 
 OWN_PROGRAM = Path(sys.prefix) / "bin" / "ostinato"
@@ -46,7 +47,9 @@ def daemon(tools: ServiceTools) -> Iterator[psutil.Process]:
     with subprocess.Popen([python, "-c", "import time; time.sleep(60)"]) as process:
         locations.pid_file().parent.mkdir(parents=True)
         locations.pid_file().write_text(f"{process.pid}\n")
-        yield psutil.Process(process.pid)
+        found = psutil.Process(process.pid)
+        eventually(found.cmdline, "the program has its arguments")
+        yield found
         process.kill()
 
 

@@ -11,18 +11,21 @@ from ostinatod.installer.packages import COMPILER, FAMILIES, VENV, advice, find_
 
 README = Path(__file__).parents[3] / "installer" / "README.md"
 
-# The lines of each distribution's /etc/os-release that decide.
+# The lines of each distribution's /etc/os-release that decide, quoted as each quotes them.
 OS_RELEASE = {
-    "debian 12": 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nNAME="Debian GNU/Linux"\nID=debian\n',
-    "ubuntu 24.04": 'NAME="Ubuntu"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n',
-    "mint": 'NAME="Linux Mint"\nID=linuxmint\nID_LIKE="ubuntu debian"\n',
-    "fedora 42": 'NAME="Fedora Linux"\nID=fedora\nVERSION_ID=42\n',
-    "rocky 9": 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\n',
-    "arch": 'NAME="Arch Linux"\nID=arch\nBUILD_ID=rolling\n',
-    "manjaro": "NAME='Manjaro Linux'\nID=manjaro\nID_LIKE=arch\n",
+    "debian 12": 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nNAME="Debian GNU/Linux"\nVERSION_ID="12"\nID=debian\n',
+    "debian testing": 'PRETTY_NAME="Debian GNU/Linux forky/sid"\nVERSION_CODENAME=forky\nID=debian\n',
+    "ubuntu 24.04": 'NAME="Ubuntu"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\nUBUNTU_CODENAME=noble\n',
+    "mint": 'NAME="Linux Mint"\nVERSION_ID="22"\nID=linuxmint\nID_LIKE="ubuntu debian"\n',
+    "fedora 42": 'NAME="Fedora Linux"\nVERSION="42 (Workstation Edition)"\nID=fedora\nVERSION_ID=42\n',
+    "rocky 9": 'NAME="Rocky Linux"\nVERSION_ID="9.4"\nID="rocky"\nID_LIKE="rhel centos fedora"\n',
+    "rhel 10": 'NAME="Red Hat Enterprise Linux"\nVERSION_ID="10.0"\nID="rhel"\nID_LIKE="centos fedora"\n',
+    "arch": 'NAME="Arch Linux"\nPRETTY_NAME="Arch Linux"\nID=arch\nBUILD_ID=rolling\nANSI_COLOR="38;2;23;147;209"\n',
+    "manjaro": 'NAME="Manjaro Linux"\nID=manjaro\nID_LIKE=arch\nBUILD_ID=rolling\n',
     "tumbleweed": 'NAME="openSUSE Tumbleweed"\nID="opensuse-tumbleweed"\nID_LIKE="opensuse suse"\n',
-    "leap": 'NAME="openSUSE Leap"\nID="opensuse-leap"\nID_LIKE="suse opensuse"\n',
-    "alpine": 'NAME="Alpine Linux"\nID=alpine\n# a comment\nBROKEN="\n',
+    "leap 15": 'NAME="openSUSE Leap"\nVERSION="15.6"\nID="opensuse-leap"\nID_LIKE="suse opensuse"\nVERSION_ID="15.6"\n',
+    "leap 16": 'NAME="openSUSE Leap"\nID="opensuse-leap"\nID_LIKE="suse opensuse"\nVERSION_ID="16.0"\n',
+    "alpine": 'NAME="Alpine Linux"\nID=alpine\n# a comment\nVERSION_ID=3.17.3\nBROKEN="\n',
 }
 
 
@@ -41,14 +44,17 @@ def family_of(text: str, directory: Path) -> packages.Family | None:
     ("system", "command"),
     [
         ("debian 12", "sudo apt install build-essential python3-venv"),
+        ("debian testing", "sudo apt install build-essential python3-venv"),
         ("ubuntu 24.04", "sudo apt install build-essential python3-venv"),
         ("mint", "sudo apt install build-essential python3-venv"),
         ("fedora 42", "sudo dnf install gcc-c++ python3"),
-        ("rocky 9", "sudo dnf install gcc-c++ python3"),
+        ("rocky 9", "sudo dnf install gcc-c++ python3.12"),
+        ("rhel 10", "sudo dnf install gcc-c++ python3"),
         ("arch", "sudo pacman -S --needed base-devel python"),
         ("manjaro", "sudo pacman -S --needed base-devel python"),
-        ("tumbleweed", "sudo zypper install gcc-c++ python311"),
-        ("leap", "sudo zypper install gcc-c++ python311"),
+        ("tumbleweed", "sudo zypper install gcc-c++ python3"),
+        ("leap 15", "sudo zypper install gcc-c++ python311"),
+        ("leap 16", "sudo zypper install gcc-c++ python3"),
         ("alpine", "sudo apk add build-base linux-headers python3"),
     ],
 )
