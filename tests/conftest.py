@@ -212,7 +212,7 @@ def running_app(
             settings or Settings(),
             models,
             lambda: build,
-            Places(sockets=sockets, logs=directory / "logs", environment=environment),
+            Places(sockets, directory / "logs", environment, prompts=directory / "prompts"),
             lambda: running.shutdown_requests.append(True),
             big_model_bytes=big_model_bytes,
             keys=keys,
