@@ -110,6 +110,8 @@ def faulty_app(directory: Path, build: EngineBuild, library: Path, **faults: obj
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(library))
         environment.setenv("OSTINATO_TEST_FAULTS", str(asked))
+        # Engines that die soon after their start make the next one wait; here every death is the first.
+        environment.setattr("ostinatod.engine.process.HEALTHY_S", 0.0)
         with running_app(directory, build, settings, store) as app:
             yield FaultyApp(app, asked)
 
