@@ -6,14 +6,12 @@ import ctypes
 import importlib
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.peers.layers import fitted_layers, least_layers
 from benchmarks.peers.protocol import Options, Peer, Tokens, Work
+from benchmarks.peers.timed_passes import TimedPasses
 
 PACKAGE = "OSTINATO_PEERS_IK"
 """Environment variable with the folder that holds ik_llama_cpp."""
@@ -26,10 +24,11 @@ def _functions(library: ctypes.CDLL) -> None:
     library.llama_synchronize.restype = None
 
 
-class IkLlamaCpp:
+class IkLlamaCpp(TimedPasses):
     """One model with one context; options are the server's, by their long names."""
 
     def __init__(self, work: Work, options: Options) -> None:
+        super().__init__(work.vocabulary)
         folder = Path(os.environ[PACKAGE])
         libraries = folder / "ik_llama_cpp" / "lib"
         # what the build left out: named functions that abort, for the loader's sake
@@ -68,8 +67,6 @@ class IkLlamaCpp:
         self._batch_tokens: int = params.n_batch
         self._batch = api.llama_batch_init(self._batch_tokens, 0, 1)
         self._position = 0
-        self._depth = 0
-        self._vocabulary = work.vocabulary
 
     def _pass(self, tokens: Tokens) -> None:
         batch = self._batch
@@ -88,30 +85,12 @@ class IkLlamaCpp:
             self._position += len(part)
         self._library.llama_synchronize(self._context)
 
-    def _timed(self, tokens: Tokens) -> float:
-        started = time.perf_counter()
-        self._pass(tokens)
-        return (time.perf_counter() - started) * 1000
+    def _rewind(self, depth: int) -> None:
+        self._library.llama_kv_cache_seq_rm(self._context, 0, depth, -1)
+        self._position = depth
 
-    def _rewind(self) -> None:
-        self._library.llama_kv_cache_seq_rm(self._context, 0, self._depth, -1)
-        self._position = self._depth
-
-    def read_context(self, tokens: Tokens) -> int:
-        self._pass(tokens)
-        self._depth = self._position
-        row = self._api.llama_get_logits_ith(self._context, -1)
-        return int(np.ctypeslib.as_array(row, (self._vocabulary,)).argmax())
-
-    def prefill(self, tokens: Tokens) -> float:
-        elapsed = self._timed(tokens)
-        self._rewind()
-        return elapsed
-
-    def decode(self, tokens: Tokens) -> list[float]:
-        steps = [self._timed(tokens[i : i + 1]) for i in range(len(tokens))]
-        self._rewind()
-        return steps
+    def _last_logits(self) -> Any:
+        return self._api.llama_get_logits_ith(self._context, -1)
 
     def facts(self) -> dict[str, Any]:
         return {"package": "ik-llama-cpp-python 0.1.5"}

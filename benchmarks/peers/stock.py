@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.peers.layers import fitted_layers, least_layers
 from benchmarks.peers.protocol import Options, Peer, Tokens, Work
+from benchmarks.peers.timed_passes import TimedPasses
 from ostinatod.bindings import EXPERT_TENSORS, load_bindings
 
 LIBRARIES = "OSTINATO_PEERS_LLAMA_CPP"
 """Environment variable with the folder of libllama.so."""
 
 
-class LlamaCpp:
+class LlamaCpp(TimedPasses):
     """One model with one context; options are the server's, by their long names."""
 
     def __init__(self, work: Work, options: Options) -> None:
+        super().__init__(work.vocabulary)
         bindings = load_bindings(Path(os.environ[LIBRARIES]))
         core: Any = bindings.llama_cpp.llama_cpp
         self._core = core
@@ -49,8 +48,6 @@ class LlamaCpp:
             raise RuntimeError("".join(self._log)[-3000:])
         self._memory = core.llama_get_memory(self._context)
         self._batch: int = params.n_batch
-        self._depth = 0
-        self._vocabulary = work.vocabulary
 
     def _pass(self, tokens: Tokens) -> None:
         for at in range(0, len(tokens), self._batch):
@@ -62,29 +59,11 @@ class LlamaCpp:
                 raise RuntimeError(f"a pass of {len(part)} tokens failed with status {status}")
         self._core.llama_synchronize(self._context)
 
-    def _timed(self, tokens: Tokens) -> float:
-        started = time.perf_counter()
-        self._pass(tokens)
-        return (time.perf_counter() - started) * 1000
+    def _rewind(self, depth: int) -> None:
+        self._core.llama_memory_seq_rm(self._memory, 0, depth, -1)
 
-    def _rewind(self) -> None:
-        self._core.llama_memory_seq_rm(self._memory, 0, self._depth, -1)
-
-    def read_context(self, tokens: Tokens) -> int:
-        self._pass(tokens)
-        self._depth = len(tokens)
-        row = self._core.llama_get_logits_ith(self._context, -1)
-        return int(np.ctypeslib.as_array(row, (self._vocabulary,)).argmax())
-
-    def prefill(self, tokens: Tokens) -> float:
-        elapsed = self._timed(tokens)
-        self._rewind()
-        return elapsed
-
-    def decode(self, tokens: Tokens) -> list[float]:
-        steps = [self._timed(tokens[i : i + 1]) for i in range(len(tokens))]
-        self._rewind()
-        return steps
+    def _last_logits(self) -> Any:
+        return self._core.llama_get_logits_ith(self._context, -1)
 
     def facts(self) -> dict[str, Any]:
         return {"log": [line for line in "".join(self._log).splitlines() if "buffer size" in line or "splits" in line]}
