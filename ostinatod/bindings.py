@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +36,11 @@ LLAMA_CPP_COMMIT = "0c1e57098"
 
 _LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 _REBUILD = "Run `ostinato engine build` to build the engine and its bindings anew."
+
+_LOG_LEVEL_ERROR = 4
+"""GGML_LOG_LEVEL_ERROR"""
+_LOG_LEVEL_CONTINUED = 5
+"""GGML_LOG_LEVEL_CONT: of the line before"""
 
 EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of the tensors that hold a layer's experts, as llama.cpp's --cpu-moe matches them."""
@@ -257,6 +262,24 @@ class Bindings:
             ctypes.c_size_t,
             ctypes.POINTER(ctypes.c_size_t),
         )
+
+    def start(self, takes: Callable[[str], bool] = lambda _: False) -> None:
+        """Start llama.cpp's backends in this process. Of its log only errors go to stderr, but for pieces of text that
+        `takes` is shown first and takes."""
+        core = self.llama_cpp.llama_cpp
+        line_level = 0
+
+        def on_log(level: int, piece: bytes, _: object) -> None:
+            nonlocal line_level
+            if level != _LOG_LEVEL_CONTINUED:
+                line_level = level
+            text = piece.decode(errors="replace")
+            if not takes(text) and line_level == _LOG_LEVEL_ERROR:
+                sys.stderr.write(text)
+
+        self._log_callback = core.llama_log_callback(on_log)  # lives as long as llama.cpp may call it
+        core.llama_log_set(self._log_callback, None)
+        core.llama_backend_init()
 
     def keep_in_host_memory(self, params: Any, patterns: Sequence[bytes] = (EXPERT_TENSORS,)) -> object:
         """Let a model that is loaded with `params` keep the tensors whose names match in plain host memory.

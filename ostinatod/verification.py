@@ -22,8 +22,6 @@ PASSES = (1, 3, 8, 33, 128, 1, 1)
 """Tokens of the successive forward passes: one row per expert, a few, and many."""
 
 CONTEXT_TOKENS = 512
-LOG_LEVEL_ERROR = 4
-"""GGML_LOG_LEVEL_ERROR"""
 
 
 class _LoadedModel:
@@ -124,15 +122,7 @@ def _tell(step: str) -> None:
 def main(libraries: str, model: str, backend: str) -> None:
     """The program."""
     bindings = load_bindings(Path(libraries))
-    core: Any = bindings.llama_cpp.llama_cpp
-
-    def on_log(level: int, text: bytes, _: object) -> None:
-        if level >= LOG_LEVEL_ERROR:
-            sys.stderr.write(text.decode(errors="replace"))
-
-    callback = core.llama_log_callback(on_log)
-    core.llama_log_set(callback, None)
-    core.llama_backend_init()
+    bindings.start()
     bindings.count_routes(True)
     bindings.configure(placement=PlacementOptions())
     print(json.dumps(compare(bindings, Path(model), on_gpu=backend == "cuda")), flush=True)

@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from ostinatod.bindings import load_bindings
 from tests.e2e.workers.placement import UBATCHES, Model, Output
 
-LOG_LEVEL_ERROR = 4
-"""GGML_LOG_LEVEL_ERROR"""
-
 
 def placements(shape: tuple[int, ...]) -> dict[str, NDArray[np.bool_]]:
     """The hot experts (layers, experts) of each placement; a random one has hot and cold experts in every layer."""
@@ -39,19 +36,15 @@ def main(libraries: str, directory: str, out: str, output_name: str) -> None:
     """Evaluates every file and placement, and stores the outputs."""
     output = cast(Output, output_name)
     bindings = load_bindings(Path(libraries))
-    core: Any = bindings.llama_cpp.llama_cpp
     refused: list[str] = []
 
-    def on_log(level: int, text: bytes, _: object) -> None:
-        line = text.decode(errors="replace")
-        if "keeps the stock nodes" in line:
-            refused.append(line.strip())
-        elif level == LOG_LEVEL_ERROR:
-            sys.stderr.write(line)
+    def takes(text: str) -> bool:
+        is_refusal = "keeps the stock nodes" in text
+        if is_refusal:
+            refused.append(text.strip())
+        return is_refusal
 
-    callback = core.llama_log_callback(on_log)
-    core.llama_log_set(callback, None)
-    core.llama_backend_init()
+    bindings.start(takes)
     bindings.count_routes(True)
 
     results: dict[str, Any] = {}

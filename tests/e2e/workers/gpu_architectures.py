@@ -34,9 +34,6 @@ from tests.e2e.workers.ties import same_or_tied, same_share
 from tests.e2e.workers.tiny_recipes import KINDS, Encoder, Recipe, make_model, read_pack
 
 PASSES = (1, 2, 3, 4, 5, 6, 7, 8, 32, 300)
-LOG_LEVEL_ERROR = 4
-"""GGML_LOG_LEVEL_ERROR"""
-
 PATHS: dict[str, dict[str, Any]] = {
     "split": {"upload_tokens": NEVER, "link_percent": -1},
     "link": {"upload_tokens": NEVER, "link_percent": 50},
@@ -119,19 +116,15 @@ class Sweep:
 
     def __init__(self, libraries: Path, device: str) -> None:
         self._bindings: Bindings = load_bindings(libraries)
-        core: Any = self._bindings.llama_cpp.llama_cpp
         self._said: list[str] = []
 
-        def on_log(level: int, text: bytes, _: object) -> None:
-            line = text.decode(errors="replace").strip()
-            if "keeps the stock nodes" in line or "hot experts fit" in line:
-                self._said.append(line)
-            elif level == LOG_LEVEL_ERROR:
-                sys.stderr.write(line + "\n")
+        def takes(text: str) -> bool:
+            is_told = "keeps the stock nodes" in text or "hot experts fit" in text
+            if is_told:
+                self._said.append(text.strip())
+            return is_told
 
-        self._callback = core.llama_log_callback(on_log)
-        core.llama_log_set(self._callback, None)
-        core.llama_backend_init()
+        self._bindings.start(takes)
         self._bindings.count_routes(True)
         self._encoder = Encoder(libraries)
         self._is_gpu = device == "gpu"

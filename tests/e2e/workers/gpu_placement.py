@@ -17,7 +17,7 @@ import numpy as np
 
 from ostinatod.bindings import NEVER, PlacementOptions, load_bindings
 from ostinatod.verification import nmse
-from tests.e2e.workers.architecture import LOG_LEVEL_ERROR, placements
+from tests.e2e.workers.architecture import placements
 from tests.e2e.workers.placement import UBATCHES, Model
 
 PASSES = (*UBATCHES, 2, 4, 7, 9, 64, 249, 1, 1, 512, 1)
@@ -38,15 +38,7 @@ POOL_SHARE = {"split": 1.0, "link": 1.0, "choice": 0.75, "upload": 0.75}
 def main(libraries: str, model_path: str, out: str) -> None:
     """Evaluates every case and stores the comparison."""
     bindings = load_bindings(Path(libraries))
-    core: Any = bindings.llama_cpp.llama_cpp
-
-    def on_log(level: int, text: bytes, _: object) -> None:
-        if level >= LOG_LEVEL_ERROR:
-            sys.stderr.write(text.decode(errors="replace"))
-
-    callback = core.llama_log_callback(on_log)
-    core.llama_log_set(callback, None)
-    core.llama_backend_init()
+    bindings.start()
     bindings.count_routes(True)
     path = Path(model_path)
 
