@@ -29,9 +29,6 @@ struct ostinato_cuda_functions {
     void * (*make_event)(int device);
     void   (*free_event)(int device, void * event);
 
-    // Reads page-locked memory in place, as product kernels do, in words of four bytes. `sink` is device memory of a word. False when the device fails.
-    bool (*read_in_place)(int device, void * sink, const void * data, size_t bytes);
-
     // Waits for everything that was submitted to the device.
     void (*synchronize)(int device);
 

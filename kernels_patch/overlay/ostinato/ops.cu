@@ -499,24 +499,6 @@ static void free_event(int device, void * event) {
     CUDA_CHECK(cudaEventDestroy((cudaEvent_t) event));
 }
 
-static __global__ void read_words(const uint32_t * data, const int64_t n, uint32_t * sink) {
-    uint32_t sum = 0;
-    for (int64_t i = (int64_t) blockIdx.x*blockDim.x + threadIdx.x; i < n; i += (int64_t) gridDim.x*blockDim.x) {
-        sum ^= data[i];
-    }
-    if (sum == 0x5f3759df) { // so that the words are read
-        *sink = sum;
-    }
-}
-
-static bool read_in_place(int device, void * sink, const void * data, size_t bytes) {
-    ggml_cuda_set_device(device);
-    read_words<<<264, 256, 0, cudaStreamPerThread>>>((const uint32_t *) data, bytes/sizeof(uint32_t), (uint32_t *) sink);
-    const bool is_done = cudaGetLastError() == cudaSuccess && cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
-    (void) cudaGetLastError();
-    return is_done;
-}
-
 static void synchronize(int device) {
     ggml_cuda_set_device(device);
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -532,7 +514,7 @@ static bool skips_routes(int device, ggml_type type, int64_t n_experts) {
 void * ostinato_cuda_get_proc_address(const char * name) {
     static const ostinato_cuda_functions functions = {
         allocate_host, free_host, lock_pages, unlock_pages, copy, fill, make_stream, free_stream, make_event, free_event,
-        read_in_place, synchronize, skips_routes,
+        synchronize, skips_routes,
     };
     return strcmp(name, OSTINATO_CUDA_FUNCTIONS) == 0 ? (void *) &functions : nullptr;
 }

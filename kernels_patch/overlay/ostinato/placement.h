@@ -33,7 +33,7 @@ struct ostinato_placed_layer {
 // Limits that stand for a smaller machine, and room for others.
 struct ostinato_limits {
     size_t pool_bytes   = std::numeric_limits<size_t>::max(); // of each GPU
-    size_t pin_bytes    = ostinato_host_arena::TO_SPARE;
+    size_t pin_bytes    = std::numeric_limits<size_t>::max();
     size_t margin_bytes = 1024ull*1024*1024; // of each GPU, left free
     int    n_threads    = 0;                 // 0: as many as are worth having
     uint64_t timeout_ns = 20'000'000'000;
@@ -151,6 +151,9 @@ private:
     void add_kinds();
     void add_staging(group & g, size_t bytes);
     void measure_speeds(group & g);
+    void measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts);
+    ostinato_link make_link(const group & g, size_t i, int32_t columns, ggml_context * ctx, ggml_backend_buffer_t buffer) const;
+    int32_t place_of(size_t layer, int32_t expert, const ostinato_link & link) const;
     void add_links(group & g);
     void write_link_tables(group & g);
     int32_t link_columns(const group & g, size_t i) const;

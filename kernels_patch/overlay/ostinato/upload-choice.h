@@ -14,7 +14,7 @@ struct ostinato_speeds {
     double cpu_rows = 1.0/10e9;  // with 16 rows
     double link     = 1.0/20e9;  // seconds per byte uploaded
     double cpu_row_beside_link = 1.0/30e9; // and both at once: with one row,
-    double in_place_beside_cpu = 1.0/15e9; // read by the GPU where it is
+    double in_place_beside_cpu = 1.0/15e9; // computed by the GPU where it is
     bool is_default = true;      // nothing was measured
 };
 
