@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ostinatod.errors import AbiMismatch, EngineError
 from ostinatod.profiles.residency import ExpertLayout, Residency, hot_lists
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -66,6 +66,7 @@ class _Config(ctypes.Structure):
         ("upload_tokens", ctypes.c_uint32),
         ("upload_all_tokens", ctypes.c_uint32),
         ("link_percent", ctypes.c_int32),
+        ("borrow_percent", ctypes.c_int32),
     )
 
 
@@ -95,6 +96,11 @@ class _DeviceStatus(ctypes.Structure):
         ("n_linked", ctypes.c_uint64),
         ("link_columns", ctypes.c_int32),
         ("hidden_columns", ctypes.c_int32),
+        ("borrowed_bytes", ctypes.c_uint64),
+        ("n_borrowed", ctypes.c_uint64),
+        ("graph_captures", ctypes.c_uint64),
+        ("graph_replays", ctypes.c_uint64),
+        ("direct_passes", ctypes.c_uint64),
     )
 
 
@@ -153,6 +159,7 @@ class PlacementOptions:
     upload_tokens    passes of so many tokens may upload cold experts; NEVER for none
     upload_all_tokens  in passes of so many, the CPU branch gets only what cannot be uploaded
     link_percent     of a cold expert's hidden columns, which the GPU reads in place in steps of few tokens; -1 for none
+    borrow_percent   of the memory in which prefill stages uploads, lent to cold experts in decode; -1 for none
     """
 
     two_branches: bool = False
@@ -164,6 +171,7 @@ class PlacementOptions:
     upload_tokens: int = 0
     upload_all_tokens: int = 0
     link_percent: int = 0
+    borrow_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,16 @@ class DeviceStatus:
     """cold routes that the GPU computed a share of in place"""
     link_columns: int
     hidden_columns: int
+    borrowed_bytes: int
+    """of staging memory, with cold experts that it serves now"""
+    borrowed_uploads: int
+    """experts copied there"""
+    graph_captures: int
+    """CUDA graphs captured on the device by this process"""
+    graph_replays: int
+    """passes that replayed one"""
+    direct_passes: int
+    """passes submitted operator by operator"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +239,14 @@ class Bindings:
         )
         self._route_layers = declare(
             "ostinato_get_route_layers", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        )
+        self._set_borrowed = declare(
+            "ostinato_set_borrowed",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
         )
         self._set_residency = declare(
             "ostinato_set_residency", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
@@ -322,6 +348,14 @@ class Bindings:
         """
         flags = np.ascontiguousarray(hot, np.uint8)
         self._check(self._set_residency(model, flags.ctypes.data, flags.size))
+
+    def set_borrowed(self, model: int, borrowing: NDArray[np.bool_]) -> int:
+        """Lend staging memory to exactly the experts of `borrowing` (L, E) that are cold, between two passes and until
+        a pass stages uploads; the engine lends none by itself from then on. Returns how many there was memory for.
+        """
+        flags, n_lent = np.ascontiguousarray(borrowing, np.uint8), ctypes.c_size_t()
+        self._check(self._set_borrowed(model, flags.ctypes.data, flags.size, ctypes.byref(n_lent)))
+        return n_lent.value
 
     def configure(
         self,

@@ -16,6 +16,8 @@
 //   --ostinato-link-percent N      of a cold expert's hidden columns that the GPU reads in place in steps of few tokens
 //                                                                                           default: by measured speeds
 //   --ostinato-no-link             none
+//   --ostinato-borrow-percent N    of the memory in which prefill stages uploads, lent to cold experts in decode
+//   --ostinato-no-borrowing        none
 //   --ostinato-timeout-ms N        longest wait for the CPU branch                          default: 20000
 
 #include "ostinato.h"
@@ -54,8 +56,10 @@ int main(int argc, char ** argv) {
     uint64_t upload_tokens = 0;
     uint64_t upload_all_tokens = 0;
     uint64_t link_percent = 0;
+    uint64_t borrow_percent = 0;
     bool has_uploads = true;
     bool has_link    = true;
+    bool has_borrowing = true;
     const struct {
         const char * name;
         uint64_t * value;
@@ -64,6 +68,7 @@ int main(int argc, char ** argv) {
         { "--ostinato-threads", &n_threads }, { "--ostinato-timeout-ms", &timeout_ms },
         { "--ostinato-upload-tokens", &upload_tokens }, { "--ostinato-upload-all-tokens", &upload_all_tokens },
         { "--ostinato-link-percent", &link_percent },
+        { "--ostinato-borrow-percent", &borrow_percent },
     };
     std::vector<char *> rest;
     for (int i = 0; i < argc; ++i) {
@@ -93,6 +98,8 @@ int main(int argc, char ** argv) {
             has_uploads = false;
         } else if (strcmp(argv[i], "--ostinato-no-link") == 0) {
             has_link = false;
+        } else if (strcmp(argv[i], "--ostinato-no-borrowing") == 0) {
+            has_borrowing = false;
         } else {
             rest.push_back(argv[i]);
         }
@@ -105,6 +112,7 @@ int main(int argc, char ** argv) {
     config.upload_tokens     = has_uploads ? (uint32_t) upload_tokens : UINT32_MAX;
     config.upload_all_tokens = (uint32_t) upload_all_tokens;
     config.link_percent      = has_link ? (int32_t) link_percent : -1;
+    config.borrow_percent    = has_borrowing ? (int32_t) borrow_percent : -1;
     if (ostinato_configure(&config) != OSTINATO_OK) {
         fprintf(stderr, "--ostinato-%s\n", ostinato_last_error());
         return 1;

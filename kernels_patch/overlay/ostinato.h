@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 4
+#define OSTINATO_ABI_VERSION 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -81,6 +81,7 @@ struct ostinato_config {
     uint32_t upload_tokens;      // passes of so many tokens may upload cold experts; 0: 32, UINT32_MAX: never
     uint32_t upload_all_tokens;  // in passes of so many, the CPU branch gets only what cannot be uploaded; 0: never
     int32_t  link_percent;       // of a cold expert's hidden columns, read in place by the GPU in steps of few tokens; 0: by measured speeds, -1: none
+    int32_t  borrow_percent;     // of the memory in which prefill stages uploads, lent to cold experts in decode; 0: all of it, -1: none
 };
 
 // Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
@@ -165,7 +166,16 @@ struct ostinato_device_status {
     uint64_t n_linked;       // cold routes that the GPU computed a share of in place
     int32_t  link_columns;   // that share, of the first layer that has one; 0 for none
     int32_t  hidden_columns; // and its experts' hidden columns
+    uint64_t borrowed_bytes;   // in staging memory, of cold experts that it serves at this moment
+    uint64_t n_borrowed;       // experts copied there since the model was loaded
+    uint64_t graph_captures;   // CUDA graphs captured on the device by this process,
+    uint64_t graph_replays;    // passes that replayed one,
+    uint64_t direct_passes;    // and that were submitted operator by operator
 };
+
+// Lends staging memory to exactly these cold experts from now on, until a pass stages uploads in it: to replay what was recorded. hot[n_layers * n_experts]
+// as in ostinato_set_residency: 1 for an expert that borrows. `n_lent`: how many there was memory for. No pass may be computing.
+LLAMA_API enum ostinato_status ostinato_set_borrowed(const struct llama_model * model, const uint8_t * borrowing, size_t n, size_t * n_lent);
 
 // Fills devices[0 .. n - 1] and sets `n_devices` to how many there are, 0 where the experts are not divided.
 LLAMA_API enum ostinato_status ostinato_get_device_status(

@@ -423,19 +423,65 @@ void check_types() {
     }
 }
 
+// A lent place is a slot of its layer's tensors. Layers of one kind have the same places, and no place is of two kinds or a hot expert's.
+void check_lent_places(const ostinato_expert_pool & pool, const std::vector<ostinato_pool_layer> & layers, int round) {
+    std::vector<std::pair<const char *, const char *>> ranges; // of kinds, and of slots
+    std::vector<const char *> base_of;                         // by kind
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const ostinato_expert_ffn & slots   = pool.slots(i);
+        const ostinato_expert_ffn * staging = pool.staging(i);
+        const ostinato_lent_places lent     = pool.lent_places(i);
+        const ggml_tensor * first = slots.gate_up ? slots.gate_up : slots.gate;
+        if (!staging || (lent.n == 0) != (layers[i].n_zero_slots > 0)) {
+            fail("round %d, layer %zu: %d lent places", round, i, lent.n);
+            return;
+        }
+        for (const auto & weight : ostinato_record_weights) {
+            const ggml_tensor * slot  = slots.*weight.member;
+            const ggml_tensor * stage = staging->*weight.member;
+            if (slot && (slot->nb[2] != stage->nb[2] || ((const char *) stage->data - (const char *) slot->data) % (ptrdiff_t) slot->nb[2] != 0)) {
+                fail("round %d, layer %zu: staging is not at a whole number of slots", round, i);
+            }
+        }
+        if (lent.n > 0 && (lent.base != (const char *) first->data + lent.slot*first->nb[2] || lent.stride != first->nb[2])) {
+            fail("round %d, layer %zu: the first lent place is not slot %d", round, i, lent.slot);
+        }
+        base_of.resize(std::max(base_of.size(), lent.kind + 1));
+        if (lent.n > 0 && base_of[lent.kind] && base_of[lent.kind] != lent.base) {
+            fail("round %d, layer %zu: its kind's places are elsewhere", round, i);
+        }
+        if (lent.n > 0 && !base_of[lent.kind]) {
+            base_of[lent.kind] = lent.base;
+            ranges.emplace_back(lent.base, lent.base + lent.n*lent.stride);
+        }
+        ranges.emplace_back((const char *) first->data, (const char *) first->data + first->ne[2]*first->nb[2]);
+    }
+    std::sort(ranges.begin(), ranges.end());
+    for (size_t r = 1; r < ranges.size(); ++r) {
+        if (ranges[r].first < ranges[r - 1].second) {
+            fail("round %d: records overlap", round);
+        }
+    }
+}
+
 // Any sequence of sets leaves the pool as a new one with the last set, but for the order of slots; zeros included.
 void check_pool_moves() {
     std::mt19937 random(5);
     std::vector<std::unique_ptr<fixture>> fixtures;
     std::vector<ostinato_pool_layer> layers;
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 6; ++i) { // the last two are of the kinds of the first and third
         shape s;
         s.n_experts = 6 + i;
-        s.n_ff      = 32 << i;
+        s.n_ff      = 32 << i % 4;
         s.biases    = i % 2 == 1;
         s.merged    = i == 2;
+        if (i >= 4) {
+            s.n_ff   = i == 4 ? 32 : 128;
+            s.biases = false;
+            s.merged = i == 5;
+        }
         fixtures.push_back(std::make_unique<fixture>(s));
-        layers.push_back({ &fixtures.back()->ffn, (int32_t) s.n_experts, i % 2 == 0 ? (int32_t) s.k : 0 });
+        layers.push_back({ &fixtures.back()->ffn, (int32_t) s.n_experts, i % 2 == 1 && s.biases ? (int32_t) s.k : 0 });
     }
     ostinato_expert_pool::hot_sets all;
     for (const auto & layer : layers) {
@@ -445,7 +491,7 @@ void check_pool_moves() {
         }
     }
     const ostinato_pool_memory memory = { ggml_backend_cpu_buffer_type() };
-    ostinato_expert_pool pool(layers, memory, ostinato_expert_pool::bytes_for(layers, all, memory));
+    ostinato_expert_pool pool(layers, memory, ostinato_expert_pool::bytes_for(layers, all, memory), 4*ostinato_expert_pool::least_lent(layers));
     for (int round = 0; round < 200; ++round) {
         ostinato_expert_pool::hot_sets hot = all;
         for (auto & experts : hot) {
@@ -470,35 +516,64 @@ void check_pool_moves() {
                     continue;
                 }
                 const size_t bytes = experts->nb[dim];
+                const size_t slot  = slots_of->nb[dim];
                 for (const int32_t e : hot[i]) {
-                    if (memcmp((const char *) slots_of->data + table[e]*bytes, (const char *) experts->data + e*bytes, bytes) != 0) {
+                    if (memcmp((const char *) slots_of->data + table[e]*slot, (const char *) experts->data + e*bytes, bytes) != 0) {
                         fail("round %d, layer %zu: expert %d is not in its slot", round, i, e);
                         return;
                     }
                 }
-                const std::vector<char> zeros(layers[i].n_zero_slots*bytes, 0);
-                if (memcmp((const char *) slots_of->data + hot[i].size()*bytes, zeros.data(), zeros.size()) != 0) {
-                    fail("round %d, layer %zu: a zero slot is not zero", round, i);
-                    return;
+                const std::vector<char> zeros(bytes, 0);
+                for (int32_t zero = 0; zero < layers[i].n_zero_slots; ++zero) {
+                    if (memcmp((const char *) slots_of->data + (hot[i].size() + zero)*slot, zeros.data(), bytes) != 0) {
+                        fail("round %d, layer %zu: a zero slot is not zero", round, i);
+                        return;
+                    }
                 }
+            }
+        }
+        check_lent_places(pool, layers, round);
+    }
+}
+
+// A tile against its rows one by one.
+void check_tile(ggml_type type, const ostinato_row_kernel & kernel, int64_t columns, const std::vector<const char *> & x, std::mt19937 & random) {
+    if (!kernel.tile) {
+        return;
+    }
+    std::normal_distribution<float> normal(0.0f, 1.0f);
+    const size_t row_bytes = ggml_row_size(type, columns);
+    std::vector<float> values(OSTINATO_TILE*columns);
+    std::generate(values.begin(), values.end(), [&] { return normal(random); });
+    std::vector<char> weights(OSTINATO_TILE*row_bytes);
+    ggml_quantize_chunk(type, values.data(), weights.data(), 0, OSTINATO_TILE, columns, nullptr);
+    float tile[OSTINATO_TILE][OSTINATO_TILE_INPUTS];
+    ostinato_dot_tile(kernel, columns, tile, weights.data(), row_bytes, weights.data(), x.data(), (int) x.size());
+    for (int row = 0; row < OSTINATO_TILE; ++row) {
+        const char * w = weights.data() + row*row_bytes;
+        std::vector<float> expected(x.size());
+        ostinato_dot_rows(kernel, columns, expected.data(), w, w, x.data(), (int) x.size());
+        for (size_t i = 0; i < x.size(); ++i) {
+            if (!(std::fabs(tile[row][i] - expected[i]) <= 2e-5f*std::sqrt((float) columns))) {
+                fail("%s: row %d of a tile, input %zu of %zu: expected %g, found %g", ggml_type_name(type), row, i, x.size(), expected[i], tile[row][i]);
             }
         }
     }
 }
 
 // Our kernels against ggml's: the same integers, other orders of summing. Does nothing where this CPU has none of ours.
-void check_row_kernels() {
+void check_row_kernels(int most_bits) {
     const int64_t columns = 1024;
     std::mt19937 random(9);
     std::normal_distribution<float> normal(0.0f, 1.0f);
     for (const ggml_type type : { GGML_TYPE_MXFP4, GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K }) {
-        const ostinato_row_kernel ours  = ostinato_find_row_kernel(type, columns);
-        const ostinato_row_kernel ggmls = ostinato_find_row_kernel(type, columns, true);
+        const ostinato_row_kernel ours  = ostinato_find_row_kernel(type, columns, most_bits);
+        const ostinato_row_kernel ggmls = ostinato_find_row_kernel(type, columns, 0);
         std::vector<float> values(columns);
         std::generate(values.begin(), values.end(), [&] { return normal(random); });
         std::vector<char> weight(ggml_row_size(type, columns));
         ggml_quantize_chunk(type, values.data(), weight.data(), 0, 1, columns, nullptr);
-        for (int n_x = 1; n_x <= 9; ++n_x) {
+        for (int n_x = 1; n_x <= OSTINATO_TILE_INPUTS; ++n_x) {
             std::vector<std::vector<char>> rows[2];
             std::vector<const char *> x[2];
             for (int i = 0; i < n_x; ++i) {
@@ -512,13 +587,14 @@ void check_row_kernels() {
                 }
             }
             std::vector<float> out[2] = { std::vector<float>(n_x), std::vector<float>(n_x) };
-            ostinato_dot_rows(ours,  columns, out[0].data(), weight.data(), x[0].data(), n_x);
-            ostinato_dot_rows(ggmls, columns, out[1].data(), weight.data(), x[1].data(), n_x);
+            ostinato_dot_rows(ours,  columns, out[0].data(), weight.data(), weight.data(), x[0].data(), n_x);
+            ostinato_dot_rows(ggmls, columns, out[1].data(), weight.data(), weight.data(), x[1].data(), n_x);
             for (int i = 0; i < n_x; ++i) {
                 if (!(std::fabs(out[0][i] - out[1][i]) <= 2e-5f*std::sqrt((float) columns))) {
                     fail("%s: %d rows: expected %g, found %g", ggml_type_name(type), n_x, out[1][i], out[0][i]);
                 }
             }
+            check_tile(type, ours, columns, x[0], random);
         }
     }
 }
@@ -530,7 +606,8 @@ void check_upload_choice() {
     for (int round = 0; round < 500; ++round) {
         ostinato_speeds speeds;
         speeds.cpu_row  = 1.0/(1e9*(1 + random() % 100));
-        speeds.cpu_rows = speeds.cpu_row*(1 + random() % 8);
+        speeds.cpu_few  = speeds.cpu_row*(1 + random() % 3);
+        speeds.cpu_rows = speeds.cpu_few*(1 + random() % 4);
         speeds.link     = 1.0/(1e9*(1 + random() % 60));
         std::vector<int32_t> rows(random() % 40);
         std::generate(rows.begin(), rows.end(), [&] { return (int32_t) (1 + random() % 20)*(random() % 4 == 0 ? -1 : 1); });
@@ -576,7 +653,8 @@ int main() {
     check_upload_choice();
     ggml_cpu_init(); // the tables that ggml's row kernels read
     check_pool_moves();
-    check_row_kernels();
+    check_row_kernels(512);
+    check_row_kernels(256);
     check_sets_and_ids();
     check_forms();
     check_types();

@@ -15,8 +15,8 @@ from tests.conftest import StartDaemon
 from tests.fakes import dashboard_states as states
 
 SOURCE = Path(__file__).parents[2] / "kernels_patch" / "overlay" / "ostinato" / "server-routes.cpp"
-NOT_TOLD = {"borrowed", "margin"}
-"""Uses of the memory plan that no engine tells yet; a daemon that does is understood."""
+NOT_TOLD = {"margin"}
+"""A use of the memory plan that no engine tells yet; a daemon that does is understood."""
 
 
 def names_in(function: str, list_name: str) -> set[str]:

@@ -20,6 +20,7 @@ from tests.e2e.workers.bitwise import passes
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 STEPS = 100
+BORROWING_STEPS = 1500
 WORKER_STEPS = 200
 
 
@@ -45,14 +46,21 @@ def test_steps_equal_those_of_a_synchronous_reference_and_of_a_second_run(
     assert done.returncode == 0
 
 
-def test_the_cold_workers_answer_what_one_thread_computes_in_place(
-    engine_build: EngineBuild, compile_program: CompileProgram
+@pytest.mark.parametrize(
+    ("program", "steps"),
+    [
+        pytest.param("cold_workers.cpp", WORKER_STEPS, id="the-cold-workers-answer-as-one-thread-does"),
+        pytest.param("borrowing.cpp", BORROWING_STEPS, id="borrowed-slots-hold-what-the-tables-name"),
+    ],
+)
+def test_what_works_beside_passes_keeps_its_promises(
+    engine_build: EngineBuild, compile_program: CompileProgram, program: str, steps: int
 ) -> None:
     libraries = engine_build.library_directory
-    program = compile_program(
-        "cold_workers.cpp",
+    compiled = compile_program(
+        program,
         *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"),
         *("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lpthread"),
     )
-    done = subprocess.run([str(program), str(WORKER_STEPS)], capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run([str(compiled), str(steps)], capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr

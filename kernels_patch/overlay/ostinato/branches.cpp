@@ -102,6 +102,10 @@ const char * describe(
     if (!set_activation(graph, il, type_op, ffn)) {
         return "the CPU branch does not know its activation";
     }
+    const bool is_on_gpu = ggml_backend_dev_type(layer.device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+    if (is_on_gpu && graph.arch == LLM_ARCH_MISTRAL4) {
+        return "its inputs exceed what the GPU's kernels take, so llama.cpp computes its experts on the CPU";
+    }
     ffn.weight_before = graph.arch == LLM_ARCH_LLAMA4;
     return nullptr;
 }
@@ -131,11 +135,12 @@ const ostinato_link * link_of(const ostinato_layer & layer, int64_t n_tokens) {
     return ostinato_can_stage(layer.cold) ? layer.placement->link(layer.index, n_tokens) : nullptr;
 }
 
-ostinato_layer_ops ops_of(const ostinato_layer & layer, int64_t n_tokens) {
+// Of a pass of `n_pass` tokens, of which the layer computes `n_tokens`.
+ostinato_layer_ops ops_of(const ostinato_layer & layer, int64_t n_pass, int64_t n_tokens) {
     const ostinato_placement & placement = *layer.placement;
     const ostinato_link * link = link_of(layer, n_tokens);
     return {
-        placement.index_table(layer.index), placement.zero_slot(layer.index), &layer.cold, placement.mailbox(layer.index),
+        placement.index_table(layer.index, n_pass), placement.zero_slot(layer.index), &layer.cold, placement.mailbox(layer.index),
         placement.mailbox_layer(layer.index), placement.staging(layer.index, n_tokens) != nullptr, link ? link->table : nullptr,
         link ? link->columns : 0,
     };
@@ -189,7 +194,7 @@ ostinato_published ostinato_publish_layer(
     ggml_build_forward_expand(graph.gf, out.x);
     ggml_build_forward_expand(graph.gf, out.weights);
     out.ids     = vars.ids;
-    out.handoff = ostinato_publish(graph.ctx0, ops_of(*layer, vars.ids->ne[1]), vars.ids, layer->counts, out.x, out.weights, phase, &vars.ids);
+    out.handoff = ostinato_publish(graph.ctx0, ops_of(*layer, graph.n_tokens, vars.ids->ne[1]), vars.ids, layer->counts, out.x, out.weights, phase, &vars.ids);
     ggml_build_forward_expand(graph.gf, out.handoff);
 
     const ostinato_expert_ffn & slots = placement->slots(layer->index);
@@ -201,7 +206,17 @@ ostinato_published ostinato_publish_layer(
     return out;
 }
 
-// The stock nodes' experts over other weights: the weighted sum per token of the routes that `ids` does not skip.
+static ggml_tensor * activation_of(ggml_context * ctx, const ostinato_expert_ffn & ffn, ggml_tensor * gate, ggml_tensor * up) {
+    switch (ffn.act) {
+        case OSTINATO_ACT_SWIGLU_CLAMP: return ggml_swiglu_clamp(ctx, gate, up, ffn.a);
+        case OSTINATO_ACT_SWIGLU_OAI:   return ggml_swiglu_oai(ctx, gate, up, ffn.a, ffn.b);
+        case OSTINATO_ACT_GELU:         return ggml_geglu_split(ctx, gate, up);
+        case OSTINATO_ACT_RELU:         return ggml_reglu_split(ctx, gate, up);
+        default:                        return ggml_swiglu_split(ctx, gate, up); // ostinato_can_stage knows no others
+    }
+}
+
+// The stock nodes' experts over other weights: the weighted sum per token of the routes that `ids` does not skip. Biases are those of all experts.
 static ggml_tensor * products_of(
         const llm_graph_context & graph, const ostinato_published & published, const ostinato_expert_ffn & experts_at, ggml_tensor * ids) {
     const ostinato_layer & layer = *published.layer;
@@ -209,20 +224,25 @@ static ggml_tensor * products_of(
     ggml_build_forward_expand(graph.gf, ids);
 
     const auto product = [&](const ggml_tensor * weight, ggml_tensor * in) { return ggml_mul_mat_id(ctx, const_cast<ggml_tensor *>(weight), in, ids); };
+    const auto biased  = [&](ggml_tensor * t, const ggml_tensor * bias) {
+        return bias ? ggml_add_id(ctx, t, const_cast<ggml_tensor *>(bias), published.ids) : t;
+    };
     ggml_tensor * x = ggml_reshape_3d(ctx, published.x, published.x->ne[0], 1, published.x->ne[1]);
     ggml_tensor * gate;
     ggml_tensor * up;
     if (experts_at.gate_up) {
-        ggml_tensor * both = product(experts_at.gate_up, x);
+        ggml_tensor * both = biased(product(experts_at.gate_up, x), experts_at.gate_up_b);
         const int64_t n_ff = both->ne[0]/2;
         gate = ggml_view_3d(ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
         up   = ggml_view_3d(ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], n_ff*both->nb[0]);
     } else {
-        up   = product(experts_at.up, x);
-        gate = product(experts_at.gate, x);
+        up   = biased(product(experts_at.up, x), experts_at.up_b);
+        gate = biased(product(experts_at.gate, x), experts_at.gate_b);
     }
-    ggml_tensor * hidden = layer.cold.act == OSTINATO_ACT_SILU ? ggml_swiglu_split(ctx, gate, up) : ggml_swiglu_clamp(ctx, gate, up, layer.cold.a);
-    ggml_tensor * experts = ggml_mul(ctx, product(experts_at.down, hidden), published.weights);
+    ggml_tensor * experts = biased(product(experts_at.down, activation_of(ctx, layer.cold, gate, up)), experts_at.down_b);
+    // a product leaves zeros for a skipped route, a bias does not
+    ggml_tensor * weights = experts_at.down_b ? ostinato_masked_weights(ctx, published.weights, ids) : published.weights;
+    experts = ggml_mul(ctx, experts, weights);
     ggml_build_forward_expand(graph.gf, experts);
 
     const int64_t k = experts->ne[1];
@@ -246,7 +266,7 @@ static ggml_tensor * cold_branch(const llm_graph_context & graph, ggml_tensor * 
     const int64_t n_tokens = published.ids->ne[1];
     if (const ostinato_expert_ffn * staging = layer.placement->staging(layer.index, n_tokens)) {
         return products_of(
-            graph, published, *staging, ostinato_stage(graph.ctx0, ops_of(layer, n_tokens), published.ids, published.handoff, gpu));
+            graph, published, *staging, ostinato_stage(graph.ctx0, ops_of(layer, graph.n_tokens, n_tokens), published.ids, published.handoff, gpu));
     }
     if (const ostinato_link * link = link_of(layer, n_tokens)) {
         return products_of(graph, published, link->experts, ostinato_link_ids(graph.ctx0, published.ids, published.handoff));
@@ -263,7 +283,7 @@ ggml_tensor * ostinato_join_layer(const llm_graph_context & graph, ggml_tensor *
         gpu = ggml_add(graph.ctx0, gpu, cold);
     }
     ggml_tensor * out = ostinato_join(
-        graph.ctx0, ops_of(*published.layer, published.ids->ne[1]), contiguous(graph, gpu), published.handoff, published.x, published.weights);
+        graph.ctx0, ops_of(*published.layer, graph.n_tokens, published.ids->ne[1]), contiguous(graph, gpu), published.handoff, published.x, published.weights);
     ggml_build_forward_expand(graph.gf, out);
     return out;
 }

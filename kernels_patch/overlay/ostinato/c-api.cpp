@@ -137,6 +137,7 @@ enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
         set(wanted.limits.upload.all_tokens,    config->upload_all_tokens);
         wanted.limits.n_threads    = config->n_threads;
         wanted.limits.link_percent = std::min(config->link_percent, 100);
+        wanted.limits.borrow_percent = config->borrow_percent == 0 ? 100 : std::clamp(config->borrow_percent, 0, 100);
         if (!wanted.fingerprint.empty() && !ostinato_is_fingerprint(wanted.fingerprint)) {
             return fail(OSTINATO_INVALID_ARGUMENT, "fingerprint: expected 64 lowercase hex digits, found '" + wanted.fingerprint + "'");
         }
@@ -223,13 +224,31 @@ enum ostinato_status ostinato_load_residency(const struct llama_model * model, c
     });
 }
 
+// By layer, the experts whose flag is set in flags[n_layers * n_experts].
+static std::vector<std::vector<int32_t>> experts_of(const ostinato_model & model, const uint8_t * flags) {
+    std::vector<std::vector<int32_t>> sets;
+    for (const auto & layer : model.layers) {
+        std::vector<int32_t> & experts = sets.emplace_back();
+        for (int32_t e = 0; e < layer->n_experts; ++e) {
+            if (flags[e]) {
+                experts.push_back(e);
+            }
+        }
+        flags += model.counts->n_experts();
+    }
+    return sets;
+}
+
+// A model whose routes are counted, and as many flags as it has experts.
+static ostinato_status find_with_flags(const llama_model * model, size_t n, std::shared_ptr<ostinato_model> & entry) {
+    const ostinato_status status = find(model, entry);
+    return status == OSTINATO_OK ? expect_size("experts", (size_t) entry->counts->n_layers()*entry->counts->n_experts(), n) : status;
+}
+
 enum ostinato_status ostinato_set_residency(const struct llama_model * model, const uint8_t * hot, size_t n) {
     return guarded([&] {
         std::shared_ptr<ostinato_model> entry;
-        ostinato_status status = find(model, entry);
-        if (status == OSTINATO_OK) {
-            status = expect_size("experts", (size_t) entry->counts->n_layers()*entry->counts->n_experts(), n);
-        }
+        const ostinato_status status = find_with_flags(model, n, entry);
         if (status != OSTINATO_OK) {
             return status;
         }
@@ -237,17 +256,22 @@ enum ostinato_status ostinato_set_residency(const struct llama_model * model, co
         residency->fingerprint = entry->fingerprint;
         residency->provenance  = "{}";
         residency->n_experts   = entry->counts->n_experts();
+        residency->hot         = experts_of(*entry, hot);
         for (const auto & layer : entry->layers) {
-            std::vector<int32_t> & experts = residency->hot.emplace_back();
-            for (int32_t e = 0; e < layer->n_experts; ++e) {
-                if (hot[e]) {
-                    experts.push_back(e);
-                }
-            }
             residency->layers.push_back(layer->il);
-            hot += residency->n_experts;
         }
         return refuse_or_ok(ostinato_apply_residency(*entry, std::move(residency)));
+    });
+}
+
+enum ostinato_status ostinato_set_borrowed(const struct llama_model * model, const uint8_t * borrowing, size_t n, size_t * n_lent) {
+    return guarded([&] {
+        std::shared_ptr<ostinato_model> entry;
+        const ostinato_status status = find_with_flags(model, n, entry);
+        if (status == OSTINATO_OK) {
+            *n_lent = ostinato_borrow(*entry, experts_of(*entry, borrowing));
+        }
+        return status;
     });
 }
 
@@ -296,7 +320,8 @@ enum ostinato_status ostinato_get_device_status(
             devices[i] = {
                 {}, v.is_gpu, v.pool_capacity, v.pool_used, v.published, v.cold_routes, v.waited_ns, v.cpu_routes, v.cpu_busy_ns,
                 v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
-                v.link_columns, (int32_t) v.hidden_columns,
+                v.link_columns, (int32_t) v.hidden_columns, v.borrowing.bytes, v.borrowing.n_uploaded, v.graphs.captures, v.graphs.replays,
+                v.graphs.direct_passes,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
         }

@@ -2,6 +2,8 @@
 
 #include "cold-workers.h"
 
+#include "record.h"
+
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -302,19 +304,23 @@ void ostinato_cold_workers::upload_experts(
     if (mailbox.request->n_tokens >= client.limits.all_tokens) {
         speeds.link = 0.0;
     }
-    const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, bytes, rows, (int32_t) staging.down->ne[2]);
+    const int32_t max_uploads = (int32_t) std::min<int64_t>(staging.down->ne[2], client.max_staged.load());
+    const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, bytes, rows, max_uploads);
+    std::atomic<int32_t> & most = client.most_staged[ostinato_size_class(mailbox.request->n_tokens)];
+    most.store(std::max(most.load(), (int32_t) chosen.size()));
     for (size_t slot = 0; slot < chosen.size(); ++slot) {
         const int32_t expert = groups[2*chosen[slot]];
         const ostinato_host_expert & from = layer.host[expert];
-        const auto add = [&](const ggml_tensor * to, const char * data) {
-            if (to) {
-                mailbox.copies[mailbox.request->n_copies++] = { data, (char *) to->data + slot*to->nb[2], (int64_t) to->nb[2] };
+        for (const ostinato_record_weight & weight : ostinato_record_weights) {
+            if (const ggml_tensor * to = staging.*weight.member) {
+                char * place = (char *) to->data + slot*to->nb[2];
+                if (from.record) { // the first weight is where the record begins
+                    mailbox.copies[mailbox.request->n_copies++] = { from.record, place, (int64_t) to->nb[2] };
+                    break;
+                }
+                mailbox.copies[mailbox.request->n_copies++] = { from.*weight.host, place, (int64_t) (layer.ffn->*weight.member)->nb[2] };
             }
-        };
-        add(staging.gate, from.gate);
-        add(staging.up, from.up);
-        add(staging.gate_up, from.gate_up);
-        add(staging.down, from.down);
+        }
         mailbox.decided_slots[expert] = (int32_t) slot;
     }
     client.n_uploaded     += chosen.size();
@@ -406,4 +412,9 @@ double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const s
 
 void ostinato_cold_workers::compute(int ith) {
     ostinato_compute_cold(step, ith, (int) threads.size());
+}
+
+ostinato_cold_workers & ostinato_cold_team(int n_threads) {
+    static ostinato_cold_workers instance(n_threads > 0 ? n_threads : ostinato_cold_thread_count());
+    return instance;
 }

@@ -11,6 +11,7 @@
 #include "step-times.h"
 #include "upload-choice.h"
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -35,6 +36,15 @@ struct ostinato_cold_layer {
     const uint8_t * linked = nullptr;              // (n_experts)
 };
 
+// A pass's index in `most_staged`.
+inline int ostinato_size_class(int64_t n_tokens) {
+    int n = 0;
+    while (n < 31 && n_tokens >> (n + 1) > 0) {
+        ++n;
+    }
+    return n;
+}
+
 // When a client's experts are uploaded, in tokens of a pass.
 struct ostinato_upload_limits {
     int64_t choice_tokens = std::numeric_limits<int64_t>::max(); // from so many, experts that are chosen one by one
@@ -51,6 +61,9 @@ struct ostinato_cold_client {
     ostinato_upload_limits limits;
     ostinato_speeds speeds;
     uint32_t served = 0;  // sequence of the last answer
+
+    std::atomic<int32_t> max_staged { std::numeric_limits<int32_t>::max() }; // experts that a layer of the pass may stage
+    std::array<std::atomic<int32_t>, 32> most_staged = {};                   // that one did, by the power of two that its tokens reach
 
     // since the model was loaded
     std::atomic<uint64_t> n_uploaded { 0 };     // experts
@@ -125,3 +138,6 @@ private:
     std::unique_ptr<char[]> scratch;
     size_t scratch_size = 0;
 };
+
+// The threads of this process, made when they are first asked for.
+ostinato_cold_workers & ostinato_cold_team(int n_threads);

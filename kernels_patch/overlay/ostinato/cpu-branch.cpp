@@ -17,7 +17,8 @@ static constexpr int64_t FF_FEW    = 8;  // the same in a step of few routes, wh
 static constexpr int64_t FEW_ROUTES = 32;
 static constexpr int64_t IN_BLOCK  = 512; // columns of an input row per unit, where there are fewer rows than threads
 static constexpr int64_t OUT_BLOCK = 16; // output columns per unit of work: a cache line of floats per token
-static constexpr int     ROUTES    = 16; // routes that share one reading of a weight row
+static constexpr int     ROUTES    = OSTINATO_TILE_INPUTS; // routes that share one reading of a weight row
+static constexpr size_t  AHEAD     = 4096; // bytes that a thread's next rows are asked for before they are read
 
 namespace {
 
@@ -28,11 +29,12 @@ size_t align64(size_t n) {
 // Input rows of one weight in the scratch memory.
 struct input_rows {
     ostinato_row_kernel kernel;
+    int64_t columns;
     size_t row    = 0; // bytes
     size_t offset = 0;
 
     input_rows(const ggml_tensor * weight) :
-        kernel(ostinato_find_row_kernel(weight->type, weight->ne[0])), row(ostinato_input_row_bytes(kernel, weight->ne[0])) {}
+        kernel(ostinato_find_row_kernel(weight->type, weight->ne[0])), columns(weight->ne[0]), row(ostinato_input_row_bytes(kernel, weight->ne[0])) {}
 };
 
 // Where the scratch memory of a step goes. Routes are numbered as in the step's list of cold routes.
@@ -82,9 +84,61 @@ void barrier(ostinato_team * team, int n_threads) {
     }
 }
 
-int32_t take_unit(ostinato_team * team) {
-    return __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
-}
+// Units of work as one thread takes them, each known while the one before it is computed, so that its first rows are asked for in time. In a step
+// of few routes, where memory is all that counts, a run of neighbouring units of its own comes first: memory is fastest in long runs. What is left
+// is shared out one by one, so that all threads end together.
+class unit_queue {
+public:
+    unit_queue(ostinato_team * team, int ith, int n_threads, int32_t n, bool has_runs) :
+        team(team), n(n), own(has_runs ? n*3/5/n_threads : 0), at(ith*own), end(at + own), n_owned(own*n_threads) {}
+
+    // The first unit, as far as it is known before the team has met: n for none.
+    int32_t first() const { return own > 0 ? at : n; }
+
+    // To be called when the team has met.
+    void begin() {
+        current  = take();
+        upcoming = take();
+    }
+
+    void advance() {
+        current  = upcoming;
+        upcoming = take();
+    }
+
+    int32_t current  = 0; // n or more: there is none
+    int32_t upcoming = 0;
+
+    bool is_done() const { return current >= n; }
+
+private:
+    int32_t take() { return at < end ? at++ : n_owned + __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED); }
+
+    ostinato_team * team;
+    int32_t n;
+    int32_t own;
+    int32_t at;
+    int32_t end;
+    int32_t n_owned;
+};
+
+// Rows begin .. end - 1 of a weight, which one thread reads one after the other, and where it reads on after them.
+struct row_run {
+    const char * data;
+    int64_t row_bytes;
+    int64_t end;
+    const char * next; // nullptr: nowhere
+
+    const char * at(int64_t row) const { return data + row*row_bytes; }
+
+    const char * ahead_of(int64_t row) const { return later(row + rows_ahead(row_bytes)); }
+    const char * ahead_of_tile(int64_t row) const { return later(row + OSTINATO_TILE); }
+
+    // The row that is read in the target's turn.
+    const char * later(int64_t target) const { return target < end || !next ? at(std::min(target, end - 1)) : next + (target - end)*row_bytes; }
+
+    static int64_t rows_ahead(int64_t row_bytes) { return ((int64_t) AHEAD + row_bytes - 1)/row_bytes; }
+};
 
 float at(const ggml_tensor * bias, int64_t row, int64_t expert) {
     return *(const float *) ((const char *) bias->data + expert*bias->nb[1] + row*bias->nb[0]);
@@ -146,79 +200,162 @@ int64_t first_column(const ostinato_cold_step & step, int64_t expert) {
     return step.linked && step.linked[expert] ? step.link_columns : 0;
 }
 
-// Rows row0 .. row1 - 1 of a weight matrix with up to ROUTES inputs: results[row - row0][input].
+// Rows row0 .. row1 - 1 of a run with up to ROUTES inputs: results[row - row0][input].
 void multiply(
-        const input_rows & in, const ggml_tensor * weight, const char * data, const ggml_tensor * bias, const ggml_tensor * scales, int64_t expert,
-        int64_t row0, int64_t row1, const char * const * x, int n_x, float (*results)[ROUTES]) {
-    const float scale = scale_of(scales, expert);
-    for (int64_t row = row0; row < row1; ++row) {
-        float * out = results[row - row0];
-        ostinato_dot_rows(in.kernel, weight->ne[0], out, data + row*weight->nb[1], x, n_x);
-        const float b = bias ? at(bias, row, expert) : 0.0f;
-        for (int i = 0; i < n_x; ++i) {
-            out[i] = out[i]*scale + b;
+        const ostinato_row_kernel & kernel, int64_t columns, const row_run & run, int64_t row0, int64_t row1, const char * const * x, int n_x,
+        float (*results)[ROUTES]) {
+    int64_t row = row0;
+    if (kernel.tile && n_x >= kernel.tile_from) {
+        for (; row + OSTINATO_TILE <= row1; row += OSTINATO_TILE) {
+            ostinato_dot_tile(kernel, columns, results + (row - row0), run.at(row), run.row_bytes, run.ahead_of_tile(row), x, n_x);
         }
+    }
+    for (; row < row1; ++row) {
+        ostinato_dot_rows(kernel, columns, results[row - row0], run.at(row), run.ahead_of(row), x, n_x);
     }
 }
 
-// A block of hidden columns of one expert's routes.
-void hidden_unit(const ostinato_cold_step & step, const scratch_layout & layout, int32_t group, int64_t ff0, int64_t ff1) {
-    const ostinato_expert_ffn & ffn = *step.ffn;
+// Hidden columns ff0 .. ff1 - 1 of one expert's routes.
+struct hidden_unit {
+    int32_t group;
+    int64_t expert;
+    int64_t ff0;
+    int64_t ff1;
+};
 
-    const int64_t expert = step.groups[2*group];
-    const int32_t begin  = group == 0 ? 0 : step.groups[2*group - 1];
-    const int32_t end    = step.groups[2*group + 1];
-    const int64_t n_ff   = ffn.n_ff();
-    const int64_t first  = first_column(step, expert);
-    const bool has_gate  = ffn.gate || ffn.gate_up;
-    if (ff0 < first) {
-        return;
+// How a step's hidden columns are cut into units.
+struct hidden_units {
+    const ostinato_cold_step & step;
+    int64_t block;
+    int64_t first; // columns before it are computed by nobody here
+    int32_t n_blocks;
+
+    hidden_units(const ostinato_cold_step & step, int64_t block) : step(step), block(block), first(step.ffn->n_ff()) {
+        for (int32_t group = 0; group < step.n_groups; ++group) {
+            first = std::min(first, first_column(step, step.groups[2*group]));
+        }
+        n_blocks = (int32_t) ((step.ffn->n_ff() - first + block - 1)/block);
     }
 
-    float gate[FF_BLOCK][ROUTES];
-    float up  [FF_BLOCK][ROUTES];
+    int32_t count() const { return step.n_groups*n_blocks; }
+
+    hidden_unit at(int32_t unit) const {
+        const int32_t group = unit/n_blocks;
+        const int64_t ff0   = first + unit % n_blocks*block;
+        return { group, step.groups[2*group], ff0, std::min(step.ffn->n_ff(), ff0 + block) };
+    }
+};
+
+// One of the products that hidden columns come from.
+struct hidden_product {
+    const ggml_tensor * weight;
+    const char * ostinato_host_expert::* member;
+    const ggml_tensor * bias;
+    const ggml_tensor * scales;
+    const input_rows & in;
+    int64_t first_row; // of hidden column 0
+
+    const char * row(const ostinato_cold_step & step, const hidden_unit & unit) const {
+        return weights_of(step, weight, member, unit.expert) + (first_row + unit.ff0)*weight->nb[1];
+    }
+
+    row_run run(const ostinato_cold_step & step, const hidden_unit & unit, const hidden_unit * next) const {
+        return {
+            weights_of(step, weight, member, unit.expert), (int64_t) weight->nb[1], first_row + unit.ff1, next ? row(step, *next) : nullptr,
+        };
+    }
+};
+
+// gate's, or up's where there is no gate
+hidden_product first_product(const ostinato_expert_ffn & ffn, const scratch_layout & layout) {
+    if (ffn.gate_up) {
+        return { ffn.gate_up, &ostinato_host_expert::gate_up, ffn.gate_up_b, ffn.up_s, layout.up, 0 };
+    }
+    if (ffn.gate) {
+        return { ffn.gate, &ostinato_host_expert::gate, ffn.gate_b, ffn.gate_s, layout.gate, 0 };
+    }
+    return { ffn.up, &ostinato_host_expert::up, ffn.up_b, ffn.up_s, layout.up, 0 };
+}
+
+// up's, where there is a gate
+hidden_product second_product(const ostinato_expert_ffn & ffn, const scratch_layout & layout) {
+    if (ffn.gate_up) {
+        return { ffn.gate_up, &ostinato_host_expert::gate_up, ffn.gate_up_b, ffn.up_s, layout.up, ffn.n_ff() };
+    }
+    return { ffn.up, &ostinato_host_expert::up, ffn.up_b, ffn.up_s, layout.up, 0 };
+}
+
+void compute_hidden(const ostinato_cold_step & step, const scratch_layout & layout, const hidden_unit & unit, const hidden_unit * next) {
+    const ostinato_expert_ffn & ffn = *step.ffn;
+
+    const int32_t begin = unit.group == 0 ? 0 : step.groups[2*unit.group - 1];
+    const int32_t end   = step.groups[2*unit.group + 1];
+    const int64_t n_ff  = ffn.n_ff();
+    const int64_t first = first_column(step, unit.expert);
+    const bool has_gate = ffn.gate || ffn.gate_up;
+    if (unit.ff0 < first) {
+        return;
+    }
+    const hidden_product products[] = { first_product(ffn, layout), second_product(ffn, layout) };
+    const int n_products = has_gate ? 2 : 1;
+
+    float results[2][FF_BLOCK][ROUTES];
     for (int32_t r0 = begin; r0 < end; r0 += ROUTES) {
         const int n = std::min<int32_t>(ROUTES, end - r0);
-        const char * x_up  [ROUTES];
-        const char * x_gate[ROUTES];
-        for (int i = 0; i < n; ++i) {
-            const int64_t row = ffn.weight_before ? r0 + i : step.cold[r0 + i]/step.k;
-            x_up  [i] = step.scratch + layout.up  .offset + row*layout.up  .row;
-            x_gate[i] = step.scratch + layout.gate.offset + row*layout.gate.row;
+        row_run runs[2];
+        const char * x[2][ROUTES];
+        for (int p = 0; p < n_products; ++p) {
+            runs[p] = products[p].run(step, unit, next);
+            for (int i = 0; i < n; ++i) {
+                const int64_t row = ffn.weight_before ? r0 + i : step.cold[r0 + i]/step.k;
+                x[p][i] = step.scratch + products[p].in.offset + row*products[p].in.row;
+            }
         }
-        if (ffn.gate_up) {
-            const char * data = weights_of(step, ffn.gate_up, &ostinato_host_expert::gate_up, expert);
-            multiply(layout.up, ffn.gate_up, data, ffn.gate_up_b, ffn.up_s, expert, ff0, ff1, x_up, n, gate);
-            multiply(layout.up, ffn.gate_up, data, ffn.gate_up_b, ffn.up_s, expert, n_ff + ff0, n_ff + ff1, x_up, n, up);
-        } else {
-            const char * data = weights_of(step, ffn.up, &ostinato_host_expert::up, expert);
-            multiply(layout.up, ffn.up, data, ffn.up_b, ffn.up_s, expert, ff0, ff1, x_up, n, has_gate ? up : gate);
-            if (ffn.gate) {
-                data = weights_of(step, ffn.gate, &ostinato_host_expert::gate, expert);
-                multiply(layout.gate, ffn.gate, data, ffn.gate_b, ffn.gate_s, expert, ff0, ff1, x_gate, n, gate);
+        // few rows of each in turn: two long runs are read beside each other
+        const int64_t turn = n >= products[0].in.kernel.tile_from ? OSTINATO_TILE : 1;
+        for (int64_t ff = unit.ff0; ff < unit.ff1; ff += turn) {
+            const int64_t end_ff = std::min(unit.ff1, ff + turn);
+            for (int p = 0; p < n_products; ++p) {
+                const hidden_product & product = products[p];
+                float (*to)[ROUTES] = results[p] + (ff - unit.ff0);
+                multiply(product.in.kernel, product.in.columns, runs[p], product.first_row + ff, product.first_row + end_ff, x[p], n, to);
+                for (int64_t row = ff; row < end_ff && (product.bias || product.scales); ++row) {
+                    const float bias  = product.bias ? at(product.bias, product.first_row + row, unit.expert) : 0.0f;
+                    const float scale = scale_of(product.scales, unit.expert);
+                    for (int i = 0; i < n; ++i) {
+                        to[row - ff][i] = to[row - ff][i]*scale + bias;
+                    }
+                }
             }
         }
         for (int i = 0; i < n; ++i) {
             float g[FF_BLOCK];
             float u[FF_BLOCK];
             float h[FF_BLOCK];
-            for (int64_t j = 0; j < ff1 - ff0; ++j) {
-                g[j] = gate[j][i];
-                u[j] = has_gate ? up[j][i] : 1.0f;
+            for (int64_t j = 0; j < unit.ff1 - unit.ff0; ++j) {
+                g[j] = results[0][j][i];
+                u[j] = has_gate ? results[1][j][i] : 1.0f;
             }
-            activate(ffn, g, u, has_gate, h, ff1 - ff0);
+            activate(ffn, g, u, has_gate, h, unit.ff1 - unit.ff0);
             if (layout.is_hidden_direct) {
                 char * row = step.scratch + layout.down.offset + (r0 + i)*layout.down.row;
-                ostinato_input_columns(layout.down.kernel, h, row, ff0 - first, ff1 - first, n_ff - first);
+                ostinato_input_columns(layout.down.kernel, h, row, unit.ff0 - first, unit.ff1 - first, n_ff - first);
             } else {
-                memcpy((float *) (step.scratch + layout.hidden) + (int64_t) (r0 + i)*n_ff + ff0, h, (ff1 - ff0)*sizeof(float));
+                memcpy((float *) (step.scratch + layout.hidden) + (int64_t) (r0 + i)*n_ff + unit.ff0, h, (unit.ff1 - unit.ff0)*sizeof(float));
             }
         }
     }
 }
 
-// A block of output columns of all tokens.
-void out_unit(const ostinato_cold_step & step, const scratch_layout & layout, int64_t row0, int64_t row1) {
+// The rows of down that an output block reads of a group's expert, from its first hidden column on.
+const char * down_rows(const ostinato_cold_step & step, int32_t group, int64_t row0) {
+    const ggml_tensor * down = step.ffn->down;
+    const int64_t expert = step.groups[2*group];
+    return weights_of(step, down, &ostinato_host_expert::down, expert) + ggml_row_size(down->type, first_column(step, expert)) + row0*down->nb[1];
+}
+
+// Output columns row0 .. row1 - 1 of all tokens. The thread's next block begins at row `next`, or there is none.
+void compute_out(const ostinato_cold_step & step, const scratch_layout & layout, int64_t row0, int64_t row1, int64_t next) {
     const ostinato_expert_ffn & ffn = *step.ffn;
     const int64_t n_out = ffn.n_out();
     const int64_t n_ff  = ffn.n_ff();
@@ -231,11 +368,11 @@ void out_unit(const ostinato_cold_step & step, const scratch_layout & layout, in
     }
     int32_t r = 0;
     for (int32_t group = 0; group < step.n_groups; ++group) {
-        const int64_t expert = step.groups[2*group];
-        const char * data = weights_of(step, ffn.down, &ostinato_host_expert::down, expert);
-        const float scale = scale_of(ffn.down_s, expert);
-        const int64_t first = first_column(step, expert);
-        data += ggml_row_size(ffn.down->type, first);
+        const int64_t expert  = step.groups[2*group];
+        const float scale     = scale_of(ffn.down_s, expert);
+        const int64_t first   = first_column(step, expert);
+        const char * follower = group + 1 < step.n_groups ? down_rows(step, group + 1, row0) : next < n_out ? down_rows(step, 0, next) : nullptr;
+        const row_run run     = { down_rows(step, group, row0), (int64_t) ffn.down->nb[1], row1 - row0, follower };
         while (r < step.groups[2*group + 1]) {
             const int n = std::min<int32_t>(ROUTES, step.groups[2*group + 1] - r);
             const char * h[ROUTES];
@@ -247,16 +384,23 @@ void out_unit(const ostinato_cold_step & step, const scratch_layout & layout, in
                 out[i]    = step.out + (int64_t) (route/step.k)*n_out;
                 weight[i] = ffn.weight_before ? 1.0f : step.weights[route];
             }
+            float dots[OUT_BLOCK][ROUTES];
+            multiply(layout.down.kernel, n_ff - first, run, 0, row1 - row0, h, n, dots);
             for (int64_t row = row0; row < row1; ++row) {
-                float dots[ROUTES];
-                ostinato_dot_rows(layout.down.kernel, n_ff - first, dots, data + row*ffn.down->nb[1], h, n);
                 const float bias = ffn.down_b ? at(ffn.down_b, row, expert) : 0.0f;
                 for (int i = 0; i < n; ++i) {
-                    out[i][row] += weight[i]*(dots[i]*scale + bias);
+                    out[i][row] += weight[i]*(dots[row - row0][i]*scale + bias);
                 }
             }
             r += n;
         }
+    }
+}
+
+// Asks for the first rows of a run that a thread reads when the team has met.
+void prefetch_rows(const char * data, const ggml_tensor * weight, size_t bytes) {
+    for (int64_t row = 0; row < row_run::rows_ahead(weight->nb[1]); ++row) {
+        ostinato_prefetch(data + row*weight->nb[1], bytes);
     }
 }
 
@@ -322,9 +466,16 @@ bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reas
 }
 
 bool ostinato_can_stage(const ostinato_expert_ffn & ffn) {
-    const bool is_plain = !ffn.gate_b && !ffn.up_b && !ffn.gate_up_b && !ffn.down_b && !ffn.gate_s && !ffn.up_s && !ffn.down_s;
-    const bool is_gated = ffn.gate || ffn.gate_up;
-    return is_plain && is_gated && !ffn.weight_before && (ffn.act == OSTINATO_ACT_SILU || ffn.act == OSTINATO_ACT_SWIGLU_CLAMP);
+    switch (ffn.act) {
+        case OSTINATO_ACT_SILU:
+        case OSTINATO_ACT_SWIGLU_CLAMP:
+        case OSTINATO_ACT_SWIGLU_OAI:
+        case OSTINATO_ACT_GELU:
+        case OSTINATO_ACT_RELU:
+            return (ffn.gate || ffn.gate_up) && !ffn.gate_s && !ffn.up_s && !ffn.down_s && !ffn.weight_before;
+        default:
+            return false;
+    }
 }
 
 void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threads) {
@@ -333,6 +484,16 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
     const int64_t n_in = ffn.n_in();
     const int64_t n_ff = ffn.n_ff();
     const scratch_layout layout(ffn, step.n_cold, step.n_tokens);
+
+    const bool has_few = step.n_cold <= FEW_ROUTES;
+    const hidden_units units(step, has_few ? FF_FEW : FF_BLOCK);
+    unit_queue hidden(step.team, ith, n_threads, units.count(), has_few);
+    if (hidden.first() < units.count()) {
+        const hidden_unit unit = units.at(hidden.first());
+        for (const hidden_product & product : { first_product(ffn, layout), second_product(ffn, layout) }) {
+            prefetch_rows(product.row(step, unit), product.weight, product.weight->nb[1]);
+        }
+    }
 
     // 1. inputs in the form the weights' kernels take
     const auto quantise_columns = [&](const float * x, int64_t row, int64_t begin, int64_t end) {
@@ -365,11 +526,16 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
     barrier(step.team, n_threads);
 
     // 2. hidden rows
-    const int64_t block    = step.n_cold > FEW_ROUTES ? FF_BLOCK : FF_FEW;
-    const int32_t n_blocks = (int32_t) ((n_ff + block - 1)/block);
-    for (int32_t unit = take_unit(step.team); unit < step.n_groups*n_blocks; unit = take_unit(step.team)) {
-        const int64_t ff0 = (unit % n_blocks)*block;
-        hidden_unit(step, layout, unit/n_blocks, ff0, std::min(n_ff, ff0 + block));
+    for (hidden.begin(); !hidden.is_done(); hidden.advance()) {
+        const hidden_unit next = hidden.upcoming < units.count() ? units.at(hidden.upcoming) : hidden_unit {};
+        compute_hidden(step, layout, units.at(hidden.current), hidden.upcoming < units.count() ? &next : nullptr);
+    }
+    const int64_t n_out = ffn.n_out();
+    const int32_t n_out_blocks = (int32_t) ((n_out + OUT_BLOCK - 1)/OUT_BLOCK);
+    unit_queue out(step.team, ith, n_threads, n_out_blocks, has_few);
+    if (step.n_groups > 0 && out.first() < n_out_blocks) {
+        const int64_t n_columns = n_ff - first_column(step, step.groups[0]);
+        prefetch_rows(down_rows(step, 0, out.first()*OUT_BLOCK), ffn.down, ggml_row_size(ffn.down->type, n_columns));
     }
     barrier(step.team, n_threads);
     if (!layout.is_hidden_direct) {
@@ -393,9 +559,8 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
     }
 
     // 3. the weighted sum per token
-    const int32_t n_out_blocks = (int32_t) ((ffn.n_out() + OUT_BLOCK - 1)/OUT_BLOCK);
-    for (int32_t unit = take_unit(step.team); unit < n_out_blocks; unit = take_unit(step.team)) {
-        const int64_t row0 = unit*OUT_BLOCK;
-        out_unit(step, layout, row0, std::min(ffn.n_out(), row0 + OUT_BLOCK));
+    for (out.begin(); !out.is_done(); out.advance()) {
+        const int64_t row0 = out.current*OUT_BLOCK;
+        compute_out(step, layout, row0, std::min(n_out, row0 + OUT_BLOCK), out.upcoming*OUT_BLOCK);
     }
 }

@@ -73,6 +73,7 @@ struct ostinato_host_expert {
     const char * up      = nullptr;
     const char * gate_up = nullptr;
     const char * down    = nullptr;
+    const char * record  = nullptr; // all of them, where they lie in one (record.h)
 };
 
 // Where it is in the layer's tensors.
@@ -125,7 +126,7 @@ size_t ostinato_cold_scratch_bytes(const ostinato_expert_ffn & ffn, int64_t n_ro
 // True where every weight of the layer has a row kernel for the CPU and lies in host memory; else `reason` says which does not.
 bool ostinato_cold_supported(const ostinato_expert_ffn & ffn, const char ** reason);
 
-// True where the upload path can compute the experts on a GPU.
+// True where the upload path and the link can compute the experts on a GPU, beside the pool's.
 bool ostinato_can_stage(const ostinato_expert_ffn & ffn);
 
 void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threads);

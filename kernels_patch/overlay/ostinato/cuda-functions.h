@@ -10,6 +10,13 @@
 
 #define OSTINATO_CUDA_FUNCTIONS "ostinato_cuda_functions"
 
+// How a device's passes were submitted, since the process began.
+struct ostinato_graph_counts {
+    uint64_t captures      = 0; // CUDA graphs captured
+    uint64_t replays       = 0; // passes that replayed one, the capturing one included
+    uint64_t direct_passes = 0; // operator by operator
+};
+
 struct ostinato_cuda_functions {
     // Page-locked host memory that every device addresses, or nullptr.
     void * (*allocate_host)(size_t bytes);
@@ -34,4 +41,6 @@ struct ostinato_cuda_functions {
 
     // True where every product kernel that can meet experts of this type leaves out routes of a skipped expert; see skip.cuh.
     bool (*skips_routes)(int device, ggml_type type, int64_t n_experts);
+
+    ostinato_graph_counts (*graph_counts)(int device);
 };

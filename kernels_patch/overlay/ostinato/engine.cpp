@@ -70,7 +70,7 @@ std::string place(ostinato_model & model, const ostinato_limits & limits) {
     }
     std::vector<ostinato_placed_layer> layers;
     for (const auto & layer : model.layers) {
-        layers.push_back({ layer->il, layer->n_experts, layer->k, layer->device, &layer->ffn, &layer->cold });
+        layers.push_back({ layer->il, layer->n_experts, layer->k, layer->device, &layer->ffn, &layer->cold, layer->counts });
     }
     std::unique_ptr<ostinato_placement> placement;
     try {
@@ -299,14 +299,14 @@ void ostinato_context_ready(const llama_model & model) {
     }
 }
 
-ostinato_pass::ostinato_pass(const llama_model & model, const void * context) {
+ostinato_pass::ostinato_pass(const llama_model & model, const void * context, int64_t n_tokens) {
     const auto found = ostinato_find_model(&model);
     if (!found || !found->placement) {
         return;
     }
     entry = found;
     entry->pass_mutex.lock();
-    entry->placement->begin_pass();
+    entry->placement->begin_pass(n_tokens);
     uint64_t & epoch = entry->epoch_of[context];
     has_changed = epoch != entry->epoch;
     epoch       = entry->epoch;
@@ -315,7 +315,7 @@ ostinato_pass::ostinato_pass(const llama_model & model, const void * context) {
 void ostinato_check_answers(const llama_model & model) {
     const auto entry = ostinato_find_model(&model);
     if (entry && entry->placement) {
-        entry->placement->check_answers();
+        entry->placement->end_passes();
     }
 }
 
@@ -420,6 +420,15 @@ std::string ostinato_apply_residency_file(ostinato_model & model, const std::str
     } catch (const std::exception & err) {
         return remember_refusal(model, path + ": " + err.what());
     }
+}
+
+size_t ostinato_borrow(ostinato_model & model, const ostinato_expert_pool::hot_sets & experts) {
+    std::scoped_lock moving(model.pass_mutex, model.move_mutex);
+    if (!model.placement) {
+        return 0;
+    }
+    model.placement->synchronize();
+    return model.placement->borrow(experts);
 }
 
 ostinato_residency_view ostinato_view_residency(ostinato_model & model) {

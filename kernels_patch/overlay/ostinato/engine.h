@@ -91,6 +91,9 @@ std::string ostinato_apply_residency(
 // The same with a file.
 std::string ostinato_apply_residency_file(ostinato_model & model, const std::string & path, ostinato_applied * applied = nullptr);
 
+// Lends staging memory to exactly these cold experts, between two passes. Returns to how many.
+size_t ostinato_borrow(ostinato_model & model, const ostinato_expert_pool::hot_sets & experts);
+
 // What a model runs with at this moment.
 struct ostinato_residency_view {
     std::shared_ptr<const ostinato_residency> residency; // nullptr without one

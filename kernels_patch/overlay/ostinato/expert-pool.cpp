@@ -5,13 +5,17 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
-static constexpr size_t N_MEMBERS = std::size(ostinato_per_expert_tensors);
 static constexpr size_t ALIGNMENT = 256;
 static constexpr size_t TAIL      = 64*1024;      // the tiled kernels read past a tensor's last row; zeros are what they may find
 static constexpr size_t BOUNCE    = 16*1024*1024; // moves by less than their length go through this much memory behind the slots
+
+// The tensors of a layer that are no weights.
+static constexpr size_t N_MODIFIERS = std::size(ostinato_per_expert_tensors) - std::size(ostinato_record_weights);
+static constexpr const ostinato_per_expert * MODIFIERS = ostinato_per_expert_tensors + std::size(ostinato_record_weights);
 
 static size_t align(size_t n) {
     return (n + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
@@ -38,19 +42,44 @@ static int64_t slots_of(const ostinato_pool_layer & layer, size_t n_hot) {
     return std::max<int64_t>(1, (int64_t) n_hot + layer.n_zero_slots);
 }
 
-ostinato_expert_pool::layout ostinato_expert_pool::plan(
-        const std::vector<ostinato_pool_layer> & layers, const std::vector<size_t> & n_hot, const ostinato_pool_memory & memory) {
-    layout where;
+static std::vector<size_t> kinds_of(const std::vector<ostinato_pool_layer> & layers) {
+    std::vector<const ostinato_expert_ffn *> ffns;
+    for (const ostinato_pool_layer & layer : layers) {
+        ffns.push_back(layer.ffn);
+    }
+    return ostinato_record_kinds(ffns);
+}
+
+// In the order of addresses: the records kind by kind, so that a slot of one layer is a slot of every layer of its kind, then all else.
+std::vector<ostinato_expert_pool::place> ostinato_expert_pool::plan(
+        const std::vector<ostinato_pool_layer> & layers, const std::vector<size_t> & n_hot) {
+    const std::vector<size_t> kinds = kinds_of(layers);
+    std::vector<place> places;
+    size_t end = 0;
+    for (size_t kind = 0; std::find(kinds.begin(), kinds.end(), kind) != kinds.end(); ++kind) {
+        for (size_t i = 0; i < layers.size(); ++i) {
+            if (kinds[i] == kind) {
+                const size_t bytes = ostinato_record(*layers[i].ffn).stride;
+                places.push_back({ i, nullptr, 0, bytes, end, end + slots_of(layers[i], n_hot[i])*bytes });
+                end = places.back().end;
+            }
+        }
+        places.back().end = end = align(end + TAIL);
+    }
     for (size_t i = 0; i < layers.size(); ++i) {
-        for (const auto & [member, dim] : ostinato_per_expert_tensors) {
-            where.offsets.push_back(where.end);
-            if (const ggml_tensor * experts = layers[i].ffn->*member) {
-                where.end = align(where.end + slots_of(layers[i], n_hot[i])*experts->nb[dim]) + TAIL;
+        for (size_t m = 0; m < N_MODIFIERS; ++m) {
+            if (const ggml_tensor * t = layers[i].ffn->*MODIFIERS[m].member) {
+                const size_t bytes = t->nb[MODIFIERS[m].dim];
+                places.push_back({ i, MODIFIERS[m].member, MODIFIERS[m].dim, bytes, end, align(end + slots_of(layers[i], n_hot[i])*bytes) + TAIL });
+                end = places.back().end;
             }
         }
     }
-    where.end += memory.cuda ? BOUNCE : 0;
-    return where;
+    return places;
+}
+
+size_t ostinato_expert_pool::end_of(const std::vector<place> & places, const ostinato_pool_memory & memory) {
+    return (places.empty() ? 0 : places.back().end) + (memory.cuda ? BOUNCE : 0);
 }
 
 size_t ostinato_expert_pool::bytes_for(
@@ -59,20 +88,30 @@ size_t ostinato_expert_pool::bytes_for(
     for (const auto & experts : hot) {
         n_hot.push_back(experts.size());
     }
-    return plan(layers, n_hot, memory).end;
+    return end_of(plan(layers, n_hot), memory);
 }
 
-ostinato_expert_pool::ostinato_expert_pool(std::vector<ostinato_pool_layer> sources, ostinato_pool_memory where, size_t capacity) :
-    layers(std::move(sources)), memory(where), size(capacity) {
+// A kind's places start at a multiple of its stride, so one place may take the room of two; each kind has places to itself.
+size_t ostinato_expert_pool::least_lent(const std::vector<ostinato_pool_layer> & layers) {
+    size_t largest = 0;
+    for (const ostinato_pool_layer & layer : layers) {
+        largest = std::max(largest, ostinato_record(*layer.ffn).stride);
+    }
+    return 2*largest + TAIL;
+}
+
+ostinato_expert_pool::ostinato_expert_pool(
+        std::vector<ostinato_pool_layer> sources, ostinato_pool_memory where, size_t capacity, size_t lent) :
+    layers(std::move(sources)), memory(where), size(align(capacity)), bytes_lent(lent) {
     tables_ctx.reset(ggml_init({ layers.size()*ggml_tensor_overhead(), nullptr, true }));
-    ctx.reset(ggml_init({ layers.size()*N_MEMBERS*ggml_tensor_overhead(), nullptr, true }));
-    entries.resize(layers.size());
+    ctx.reset(ggml_init({ 2*layers.size()*std::size(ostinato_per_expert_tensors)*ggml_tensor_overhead(), nullptr, true }));
+    const std::vector<size_t> kinds = kinds_of(layers);
     for (size_t i = 0; i < layers.size(); ++i) {
-        entry & e = entries[i];
+        const ostinato_expert_ffn & ffn = *layers[i].ffn;
+        entry & e = entries.emplace_back(entry { ostinato_record(ffn), kinds[i], ffn, {}, 0, nullptr, {} });
         e.index_table = ggml_new_tensor_1d(tables_ctx.get(), GGML_TYPE_I32, layers[i].n_experts);
-        e.slots = *layers[i].ffn;
         for (const auto & [member, dim] : ostinato_per_expert_tensors) {
-            if (const ggml_tensor * experts = layers[i].ffn->*member) {
+            if (const ggml_tensor * experts = ffn.*member) {
                 int64_t ne[GGML_MAX_DIMS] = { experts->ne[0], experts->ne[1], experts->ne[2], experts->ne[3] };
                 ne[dim] = slots_of(layers[i], 0);
                 ggml_tensor * slots = ggml_new_tensor(ctx.get(), experts->type, GGML_MAX_DIMS, ne);
@@ -82,7 +121,7 @@ ostinato_expert_pool::ostinato_expert_pool(std::vector<ostinato_pool_layer> sour
         }
     }
     tables_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(tables_ctx.get(), memory.buft));
-    buffer.reset(ggml_backend_buft_alloc_buffer(memory.buft, size));
+    buffer.reset(ggml_backend_buft_alloc_buffer(memory.buft, size + bytes_lent));
     if (!tables_buffer || !buffer) {
         throw std::bad_alloc();
     }
@@ -91,41 +130,129 @@ ostinato_expert_pool::ostinato_expert_pool(std::vector<ostinato_pool_layer> sour
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_backend_buffer_clear(buffer.get(), 0);
 
-    place_tensors(plan(layers, std::vector<size_t>(layers.size(), 0), memory));
+    place_tensors(plan(layers, std::vector<size_t>(layers.size(), 0)));
     for (size_t i = 0; i < layers.size(); ++i) {
         write_table(i);
     }
 }
 
-ggml_tensor * ostinato_expert_pool::tensor(size_t layer, size_t member) const {
-    return const_cast<ggml_tensor *>(entries[layer].slots.*ostinato_per_expert_tensors[member].member);
+// Where the layer's records begin.
+size_t ostinato_expert_pool::records_of(size_t layer) const {
+    const auto found = std::find_if(current.begin(), current.end(), [&](const place & p) { return p.layer == layer && !p.member; });
+    return found->begin;
 }
 
-void ostinato_expert_pool::place_tensors(const layout & where) {
-    for (size_t i = 0; i < layers.size(); ++i) {
-        for (size_t m = 0; m < N_MEMBERS; ++m) {
-            ggml_tensor * t = tensor(i, m);
-            if (!t) {
-                continue;
-            }
-            const int dim = ostinato_per_expert_tensors[m].dim;
-            t->ne[dim] = slots_of(layers[i], entries[i].expert_of.size());
-            for (int d = dim + 1; d < GGML_MAX_DIMS; ++d) {
+// The first place in lent memory at a whole number of records from the layer's slots.
+size_t ostinato_expert_pool::first_lent(size_t layer) const {
+    const size_t begin  = records_of(layer);
+    const size_t stride = entries[layer].record.stride;
+    return begin + (size - begin + stride - 1)/stride*stride;
+}
+
+static ggml_tensor * mutable_tensor(const ostinato_expert_ffn & ffn, const ggml_tensor * ostinato_expert_ffn::* member) {
+    return const_cast<ggml_tensor *>(ffn.*member);
+}
+
+// The weight as a tensor over `n` records from `data` on.
+static void place_weight(ggml_tensor * t, ggml_backend_buffer_t buffer, char * data, size_t stride, int64_t n) {
+    t->ne[2]  = n;
+    t->nb[2]  = stride;
+    t->nb[3]  = stride*n;
+    t->buffer = buffer;
+    t->data   = data;
+}
+
+void ostinato_expert_pool::place_tensors(std::vector<place> places) {
+    current    = std::move(places);
+    bytes_used = end_of(current, memory);
+    for (const place & p : current) {
+        const entry & e = entries[p.layer];
+        const int64_t n = slots_of(layers[p.layer], e.expert_of.size());
+        if (p.member) {
+            ggml_tensor * t = mutable_tensor(e.slots, p.member);
+            t->ne[p.dim] = n;
+            for (int d = p.dim + 1; d < GGML_MAX_DIMS; ++d) {
                 t->nb[d] = t->nb[d - 1]*t->ne[d - 1];
             }
             t->buffer = buffer.get();
-            t->data   = base() + where.offsets[i*N_MEMBERS + m];
+            t->data   = base() + p.begin;
+            continue;
         }
+        for (size_t w = 0; w < std::size(ostinato_record_weights); ++w) {
+            if (ggml_tensor * t = mutable_tensor(e.slots, ostinato_record_weights[w].member)) {
+                place_weight(t, buffer.get(), base() + p.begin + e.record.offsets[w], e.record.stride, n);
+            }
+        }
+        place_staging(p.layer);
     }
-    current    = where;
-    bytes_used = where.end;
 }
 
-void ostinato_expert_pool::write_table(size_t layer) {
+void ostinato_expert_pool::place_staging(size_t layer) {
+    entry & e = entries[layer];
+    const size_t first = first_lent(layer);
+    const size_t end   = size + bytes_lent - std::min(bytes_lent, TAIL);
+    e.n_staged = first < end ? std::min<int64_t>((end - first)/e.record.stride, layers[layer].n_experts) : 0;
+    for (size_t w = 0; e.n_staged > 0 && w < std::size(ostinato_record_weights); ++w) {
+        const auto member = ostinato_record_weights[w].member;
+        const ggml_tensor * experts = layers[layer].ffn->*member;
+        if (!experts) {
+            continue;
+        }
+        if (!(e.staging.*member)) {
+            ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), experts->type, experts->ne[0], experts->ne[1], 1);
+            ggml_format_name(t, "%s (staging)", experts->name);
+            e.staging.*member = t;
+        }
+        place_weight(mutable_tensor(e.staging, member), buffer.get(), base() + first + e.record.offsets[w], e.record.stride, e.n_staged);
+    }
+}
+
+const char * ostinato_expert_pool::staging_end(int64_t n_places) const {
+    size_t end = 0;
+    for (size_t i = 0; i < entries.size(); ++i) {
+        end = std::max(end, first_lent(i) + std::min(n_places, entries[i].n_staged)*entries[i].record.stride);
+    }
+    return base() + end;
+}
+
+ostinato_lent_places ostinato_expert_pool::lent_places(size_t layer) const {
+    const entry & e = entries[layer];
+    // lent memory is divided between kinds by their layers
+    size_t before = 0;
+    size_t own    = 0;
+    for (const entry & other : entries) {
+        before += other.kind < e.kind;
+        own    += other.kind == e.kind;
+    }
+    const size_t usable = bytes_lent - std::min(bytes_lent, TAIL);
+    const size_t begin  = size + usable/entries.size()*before;
+    const size_t end    = size + usable/entries.size()*(before + own);
+    const size_t first  = records_of(layer);
+    const size_t slot   = (begin - first + e.record.stride - 1)/e.record.stride;
+    const size_t n      = first + slot*e.record.stride < end ? (end - first)/e.record.stride - slot : 0;
+    // kernels count blocks in 32 bits
+    size_t blocks = 0;
+    for (const auto & weight : ostinato_record_weights) {
+        if (const ggml_tensor * t = layers[layer].ffn->*weight.member) {
+            blocks = std::max(blocks, e.record.stride/ggml_type_size(t->type));
+        }
+    }
+    const bool is_near = (slot + n)*blocks <= (size_t) std::numeric_limits<int32_t>::max();
+    // biases and scales have no lent places, and ids beyond a layer's slots would take zero slots along
+    const bool is_lendable = is_near && layers[layer].n_zero_slots == 0;
+    return { base() + first + slot*e.record.stride, e.record.stride, is_lendable ? (int32_t) n : 0, (int32_t) slot, e.kind };
+}
+
+std::vector<int32_t> ostinato_expert_pool::slots_of_experts(size_t layer) const {
     std::vector<int32_t> table(layers[layer].n_experts, -1);
     for (size_t slot = 0; slot < entries[layer].expert_of.size(); ++slot) {
         table[entries[layer].expert_of[slot]] = (int32_t) slot;
     }
+    return table;
+}
+
+void ostinato_expert_pool::write_table(size_t layer) {
+    const std::vector<int32_t> table = slots_of_experts(layer);
     ggml_backend_tensor_set(entries[layer].index_table, table.data(), 0, table.size()*sizeof(int32_t));
 }
 
@@ -149,6 +276,34 @@ void ostinato_expert_pool::move(size_t to, size_t from, size_t bytes) {
         } else {
             memory.copy(bounce, base() + from + at, n);
             memory.copy(base() + to + at, bounce, n);
+        }
+    }
+}
+
+// The expert's weights and all else of it to a slot.
+void ostinato_expert_pool::load(size_t layer, size_t slot, int32_t expert, const ostinato_host_expert & from) {
+    const entry & e = entries[layer];
+    const ostinato_expert_ffn & ffn = *layers[layer].ffn;
+    for (const place & p : current) {
+        if (p.layer != layer) {
+            continue;
+        }
+        char * const to = base() + p.begin + slot*p.slot_bytes;
+        if (p.member) {
+            memory.copy(to, (const char *) (ffn.*p.member)->data + expert*p.slot_bytes, p.slot_bytes);
+            continue;
+        }
+        if (from.record) {
+            memory.copy(to, from.record, e.record.stride);
+            continue;
+        }
+        if (e.record.padding > 0) {
+            memory.fill(to, 0, e.record.stride);
+        }
+        for (size_t w = 0; w < std::size(ostinato_record_weights); ++w) {
+            if (const ggml_tensor * weight = ffn.*ostinato_record_weights[w].member) {
+                memory.copy(to + e.record.offsets[w], from.*ostinato_record_weights[w].host, weight->nb[2]);
+            }
         }
     }
 }
@@ -189,10 +344,9 @@ ostinato_expert_pool::change ostinato_expert_pool::set_hot(const hot_sets & hot,
                 continue;
             }
             const size_t to = free_slots[next_free++]; // there is one below n_hot for every expert beyond it
-            for (size_t m = 0; m < N_MEMBERS; ++m) {
-                if (const ggml_tensor * t = tensor(i, m)) {
-                    const size_t bytes = t->nb[ostinato_per_expert_tensors[m].dim];
-                    memory.copy((char *) t->data + to*bytes, (const char *) t->data + slot*bytes, bytes);
+            for (const place & p : current) {
+                if (p.layer == i) {
+                    memory.copy(base() + p.begin + to*p.slot_bytes, base() + p.begin + slot*p.slot_bytes, p.slot_bytes);
                 }
             }
             expert_of[to]   = expert_of[slot];
@@ -203,21 +357,19 @@ ostinato_expert_pool::change ostinato_expert_pool::set_hot(const hot_sets & hot,
 
     // 2. layers to their new places: those that move down in ascending order, then those that move up in descending order, so that nothing is
     // overwritten that has still to move
-    const layout next = plan(layers, n_hot, memory);
-    if (next.end > size) {
+    const std::vector<place> next = plan(layers, n_hot);
+    if (end_of(next, memory) > size) {
         throw std::runtime_error("the hot experts do not fit the expert pool");
     }
-    const size_t n_places = next.offsets.size();
     const auto move_place = [&](size_t p, bool is_down) {
-        const ggml_tensor * t = tensor(p/N_MEMBERS, p % N_MEMBERS);
-        if (t && next.offsets[p] != current.offsets[p] && (next.offsets[p] < current.offsets[p]) == is_down) {
-            move(next.offsets[p], current.offsets[p], n_kept[p/N_MEMBERS]*t->nb[ostinato_per_expert_tensors[p % N_MEMBERS].dim]);
+        if (next[p].begin != current[p].begin && (next[p].begin < current[p].begin) == is_down) {
+            move(next[p].begin, current[p].begin, n_kept[next[p].layer]*next[p].slot_bytes);
         }
     };
-    for (size_t p = 0; p < n_places; ++p) {
+    for (size_t p = 0; p < next.size(); ++p) {
         move_place(p, true);
     }
-    for (size_t p = n_places; p-- > 0;) {
+    for (size_t p = next.size(); p-- > 0;) {
         move_place(p, false);
     }
     std::vector<bool> is_changed(layers.size());
@@ -225,7 +377,7 @@ ostinato_expert_pool::change ostinato_expert_pool::set_hot(const hot_sets & hot,
         is_changed[i] = !missing[i].empty() || entries[i].expert_of.size() != n_hot[i];
         entries[i].expert_of.resize(n_hot[i], -1);
     }
-    const layout before = current;
+    const std::vector<place> before = current;
     place_tensors(next);
 
     // 3. experts to free slots, zeros behind them
@@ -237,31 +389,18 @@ ostinato_expert_pool::change ostinato_expert_pool::set_hot(const hot_sets & hot,
                 ++slot;
             }
             expert_of[slot] = expert;
-            const ostinato_host_expert from = read(i, expert);
-            const ostinato_expert_ffn & ffn = *layers[i].ffn;
-            for (size_t m = 0; m < N_MEMBERS; ++m) {
-                const ggml_tensor * t = tensor(i, m);
-                if (!t) {
-                    continue;
-                }
-                const ggml_tensor * experts = ffn.*ostinato_per_expert_tensors[m].member;
-                const size_t bytes = experts->nb[ostinato_per_expert_tensors[m].dim];
-                const char * data  = experts == ffn.gate ? from.gate : experts == ffn.up ? from.up : experts == ffn.gate_up ? from.gate_up
-                                   : experts == ffn.down ? from.down : (const char *) experts->data + expert*bytes;
-                memory.copy((char *) t->data + slot*bytes, data, bytes);
-            }
+            load(i, slot, expert, read(i, expert));
             result.n_loaded++;
-        }
-        for (size_t m = 0; m < N_MEMBERS; ++m) {
-            const ggml_tensor * t = tensor(i, m);
-            if (t && (is_changed[i] || before.offsets[i*N_MEMBERS + m] != next.offsets[i*N_MEMBERS + m])) {
-                const size_t used = n_hot[i]*t->nb[ostinato_per_expert_tensors[m].dim];
-                const size_t end  = i*N_MEMBERS + m + 1 < n_places ? next.offsets[i*N_MEMBERS + m + 1] : next.end - (memory.cuda ? BOUNCE : 0);
-                memory.fill((char *) t->data + used, 0, end - next.offsets[i*N_MEMBERS + m] - used);
-            }
         }
         if (is_changed[i]) {
             write_table(i);
+        }
+    }
+    for (size_t p = 0; p < current.size(); ++p) {
+        const place & at = current[p];
+        if (is_changed[at.layer] || before[p].begin != at.begin || before[p].end != at.end) {
+            const size_t used = n_hot[at.layer]*at.slot_bytes;
+            memory.fill(base() + at.begin + used, 0, at.end - at.begin - used);
         }
     }
     return result;

@@ -1,16 +1,19 @@
-// The expert pool of one device: its layers' hot experts, a slot each (paper 3.1, 3.4).
+// The expert pool of one device: its layers' hot experts, a slot each (paper 3.1, 3.4), and lent memory.
 //
-// A layer's slots are one contiguous tensor per weight, [columns, rows, n_slots]. The product kernels are given this tensor and nothing larger,
-// since their cost grows with the number of experts they see. Where the kernels cannot skip a cold expert's routes, k zero slots follow the
-// hot ones. Biases and scales are gathered alike, so that one id addresses weight, bias and scale; a zero slot's are zero too.
+// A slot is a record (record.h). The slots of layers of one kind follow each other, a layer's own are contiguous. The product kernels are given
+// a layer's slots and nothing more, since their cost grows with the number of experts they see; those of decode, whose cost does not, also take
+// ids beyond, up to lent places. Where the kernels cannot skip a cold expert's routes, k zero slots follow the hot ones. Biases and scales are
+// gathered per layer alike, so that one id addresses weight, bias and scale; a zero slot's are zero too.
 //
-// The memory is allocated once. Another set of hot experts moves and loads only what differs; the tensors then change their addresses and
-// numbers of slots, so graphs built before must not be used again.
+// The memory is allocated once. Its end may be lent: prefill stages uploads there, and while a request decodes it serves cold experts. Another set of
+// hot experts moves and loads only what differs; the tensors then change their addresses and numbers of slots, so graphs built before must not
+// be used again, and what was lent is void.
 
 #pragma once
 
 #include "cpu-branch.h"
 #include "cuda-functions.h"
+#include "record.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -37,6 +40,15 @@ struct ostinato_pool_memory {
     void fill(void * dst, int value, size_t bytes) const;
 };
 
+// Places for records in lent memory, as a layer sees them.
+struct ostinato_lent_places {
+    char * base     = nullptr;
+    size_t stride   = 0;
+    int32_t n       = 0;
+    int32_t slot    = 0; // that the layer's decode kernels take for the first of them
+    size_t kind     = 0; // layers of one kind see the same places
+};
+
 class ostinato_expert_pool {
 public:
     using hot_sets = std::vector<std::vector<int32_t>>; // per layer, without repetition
@@ -50,8 +62,11 @@ public:
     // Bytes that the sets take.
     static size_t bytes_for(const std::vector<ostinato_pool_layer> & layers, const hot_sets & hot, const ostinato_pool_memory & memory);
 
-    // Without hot experts. Throws std::bad_alloc when the device has no `capacity` bytes left.
-    ostinato_expert_pool(std::vector<ostinato_pool_layer> layers, ostinato_pool_memory memory, size_t capacity);
+    // Least bytes to lend so that every layer has a place.
+    static size_t least_lent(const std::vector<ostinato_pool_layer> & layers);
+
+    // Without hot experts. Throws std::bad_alloc when the device has no `capacity` + `lent` bytes left.
+    ostinato_expert_pool(std::vector<ostinato_pool_layer> layers, ostinato_pool_memory memory, size_t capacity, size_t lent = 0);
 
     // Makes exactly the experts of `hot` hot, which fit. No graph over the pool may be computing. Throws std::runtime_error when the device
     // fails; the pool is then unusable.
@@ -63,37 +78,63 @@ public:
     // [n_experts] i32: slot of a hot expert, -1 of a cold one.
     ggml_tensor * index_table(size_t layer) const { return entries[layer].index_table; }
 
+    // The same in host memory.
+    std::vector<int32_t> slots_of_experts(size_t layer) const;
+
     int32_t zero_slot(size_t layer) const { return (int32_t) entries[layer].expert_of.size(); } // the first of them
+
+    // All lent places as the layer's experts, weights only; nullptr without any.
+    const ostinato_expert_ffn * staging(size_t layer) const { return entries[layer].n_staged > 0 ? &entries[layer].staging : nullptr; }
+
+    // Where the first so many staging places of every layer end.
+    const char * staging_end(int64_t n_places) const;
+
+    // Those that the layer's kind has to itself. None where the layer has zero slots, or slots that far away cannot be named.
+    ostinato_lent_places lent_places(size_t layer) const;
 
     size_t capacity() const { return size; }
     size_t used() const { return bytes_used; }
+    size_t lent() const { return bytes_lent; }
 
 private:
     struct entry {
+        ostinato_record record;
+        size_t kind = 0;
         ostinato_expert_ffn slots;
+        ostinato_expert_ffn staging;
+        int64_t n_staged = 0;
         ggml_tensor * index_table = nullptr;
         std::vector<int32_t> expert_of; // by slot
     };
 
-    // Where every tensor of every layer starts, and where the last one ends.
-    struct layout {
-        std::vector<size_t> offsets; // [layer * number of members]
-        size_t end = 0;
+    // What lies in the pool one after the other: the records of a layer, or one of its other tensors.
+    struct place {
+        size_t layer;
+        const ggml_tensor * ostinato_expert_ffn::* member; // nullptr: the records
+        int dim;           // of the member, that counts experts
+        size_t slot_bytes;
+        size_t begin = 0;
+        size_t end   = 0; // where the next one begins
     };
 
-    static layout plan(const std::vector<ostinato_pool_layer> & layers, const std::vector<size_t> & n_hot, const ostinato_pool_memory & memory);
+    static std::vector<place> plan(const std::vector<ostinato_pool_layer> & layers, const std::vector<size_t> & n_hot);
+    static size_t end_of(const std::vector<place> & places, const ostinato_pool_memory & memory);
 
-    ggml_tensor * tensor(size_t layer, size_t member) const;
     char * base() const { return (char *) ggml_backend_buffer_get_base(buffer.get()); }
+    size_t records_of(size_t layer) const;
+    size_t first_lent(size_t layer) const;
     void move(size_t to, size_t from, size_t bytes);
-    void place_tensors(const layout & where);
+    void place_tensors(std::vector<place> places);
+    void place_staging(size_t layer);
+    void load(size_t layer, size_t slot, int32_t expert, const ostinato_host_expert & from);
     void write_table(size_t layer);
 
     std::vector<ostinato_pool_layer> layers;
     ostinato_pool_memory memory;
     size_t size;
+    size_t bytes_lent;
     size_t bytes_used = 0;
-    layout current;
+    std::vector<place> current;
     std::vector<entry> entries;
 
     ggml_context_ptr        tables_ctx;

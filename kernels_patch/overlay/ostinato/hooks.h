@@ -37,7 +37,7 @@ uint32_t ostinato_graph_nodes(const llama_model & model);
 // Around the submission of one pass: experts do not move meanwhile, and the CPU branch is awake.
 class ostinato_pass {
 public:
-    ostinato_pass(const llama_model & model, const void * context);
+    ostinato_pass(const llama_model & model, const void * context, int64_t n_tokens);
     ~ostinato_pass();
 
     ostinato_pass(const ostinato_pass &) = delete;

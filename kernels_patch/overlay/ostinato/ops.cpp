@@ -169,6 +169,13 @@ ggml_tensor * ostinato_stage(
     return ggml_view_2d(ctx, node, ids->ne[0], ids->ne[1], ids->ne[0]*sizeof(int32_t), 0);
 }
 
+ggml_tensor * ostinato_masked_weights(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * ids) {
+    GGML_ASSERT(ggml_is_contiguous(weights) && ggml_is_contiguous(ids) && ggml_nelements(weights) == ggml_nelements(ids));
+    ggml_tensor * args[] = { weights, ids };
+    ggml_tensor * node = custom(ctx, OSTINATO_OP_MASK, GGML_TYPE_F32, ggml_nelements(weights), args, 2, unsupported_cpu, 1, nullptr);
+    return ggml_reshape_3d(ctx, node, weights->ne[0], weights->ne[1], weights->ne[2]);
+}
+
 ggml_tensor * ostinato_join(
         ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * gpu, ggml_tensor * published, ggml_tensor * x, ggml_tensor * weights) {
     GGML_ASSERT(ggml_is_contiguous(gpu) && ggml_is_contiguous(x) && ggml_is_contiguous(weights));

@@ -9,6 +9,7 @@
 #include "mmq.cuh"
 #include "mmvq.cuh"
 
+#include <atomic>
 #include <cstring>
 
 static constexpr int BLOCK = 256;
@@ -373,8 +374,26 @@ static void stage(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     CUDA_CHECK(cudaGetLastError());
 }
 
+static __global__ void mask_weights(const float * weights, const int32_t * ids, float * dst, const int n) {
+    const int i = blockIdx.x*blockDim.x + threadIdx.x;
+    if (i < n) {
+        dst[i] = ids[i] == OSTINATO_SKIPPED_SLOT ? 0.0f : weights[i];
+    }
+}
+
+static void mask(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
+    const int n = ggml_nelements(dst);
+    if (n == 0) {
+        return;
+    }
+    mask_weights<<<(n + BLOCK - 1)/BLOCK, BLOCK, 0, ctx.stream()>>>(
+        (const float *) dst->src[0]->data, (const int32_t *) dst->src[1]->data, (float *) dst->data, n);
+    CUDA_CHECK(cudaGetLastError());
+}
+
 bool ostinato_cuda_supports_op(const ggml_tensor * op) {
     switch (ostinato_op_of(op)) {
+        case OSTINATO_OP_MASK:    return true;
         case OSTINATO_OP_PUBLISH: return !op->src[2] || ostinato_mailbox_of(op);
         case OSTINATO_OP_STAGE:
         case OSTINATO_OP_JOIN:    return ostinato_mailbox_of(op);
@@ -391,6 +410,9 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
         case OSTINATO_OP_STAGE:
             stage(ctx, dst);
             return true;
+        case OSTINATO_OP_MASK:
+            mask(ctx, dst);
+            return true;
         case OSTINATO_OP_JOIN:
             join(ctx, dst);
             return true;
@@ -398,6 +420,36 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
             break;
     }
     return false;
+}
+
+void ostinato_keep_graph(ggml_backend_cuda_context & ctx, const void * key) {
+#ifdef USE_CUDA_GRAPH
+    const auto found = ctx.cuda_graphs.find(key);
+    if (found != ctx.cuda_graphs.end()) {
+        found->second->last_used_time = ggml_time_us();
+    }
+#else
+    GGML_UNUSED(ctx);
+    GGML_UNUSED(key);
+#endif
+}
+
+static struct {
+    std::atomic<uint64_t> captures { 0 };
+    std::atomic<uint64_t> replays { 0 };
+    std::atomic<uint64_t> direct_passes { 0 };
+} passes_of[GGML_CUDA_MAX_DEVICES];
+
+void ostinato_count_pass(const ggml_backend_cuda_context & ctx, const bool is_graph, const bool is_captured) {
+    auto & passes = passes_of[ctx.device];
+    passes.captures      += is_graph && is_captured;
+    passes.replays       += is_graph;
+    passes.direct_passes += !is_graph;
+}
+
+static ostinato_graph_counts graph_counts(int device) {
+    const auto & passes = passes_of[device];
+    return { passes.captures.load(), passes.replays.load(), passes.direct_passes.load() };
 }
 
 static __global__ void fill_skipped(int32_t * ids_src1, int32_t * ids_dst, const int n, const int value) {
@@ -514,7 +566,7 @@ static bool skips_routes(int device, ggml_type type, int64_t n_experts) {
 void * ostinato_cuda_get_proc_address(const char * name) {
     static const ostinato_cuda_functions functions = {
         allocate_host, free_host, lock_pages, unlock_pages, copy, fill, make_stream, free_stream, make_event, free_event,
-        synchronize, skips_routes,
+        synchronize, skips_routes, graph_counts,
     };
     return strcmp(name, OSTINATO_CUDA_FUNCTIONS) == 0 ? (void *) &functions : nullptr;
 }

@@ -16,6 +16,8 @@
 //              1 PUBLISH's dst                     routes whose expert was uploaded, skipped else. On GPUs only
 //              2 index table  [n_experts] i32
 //              3 the GPU branch's output, which is computed before
+//   MASK       0 weights      [1, k, n_tokens]     f32 [1, k, n_tokens]               the weights, 0 for routes that src 1 skips. On GPUs only
+//              1 STAGE's dst  [k, n_tokens] i32
 //   JOIN       0 gpu branch   [n_embd, n_tokens]   f32: [n_embd, n_tokens] of         the cold routes' weighted sum per token, added
 //              1 PUBLISH's dst                     result, on the CPU then scratch    to the GPU branch's output
 //              2 layer input  [n_embd, n_tokens]
@@ -54,6 +56,7 @@ enum ostinato_op : int32_t {
     OSTINATO_OP_PUBLISH = 1,
     OSTINATO_OP_JOIN    = 2,
     OSTINATO_OP_STAGE   = 3,
+    OSTINATO_OP_MASK    = 4,
 };
 
 // OSTINATO_OP_NONE for every node that is not ours.
@@ -96,6 +99,9 @@ ggml_tensor * ostinato_link_ids(ggml_context * ctx, ggml_tensor * ids, ggml_tens
 // Slot ids in the staging buffer [k, n_tokens], for products that follow `gpu`.
 ggml_tensor * ostinato_stage(
         ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * published, ggml_tensor * gpu);
+
+// `weights` [1, k, n_tokens], but 0 for the routes that `ids` [k, n_tokens] skips.
+ggml_tensor * ostinato_masked_weights(ggml_context * ctx, ggml_tensor * weights, ggml_tensor * ids);
 
 // [n_embd, n_tokens]: `gpu` plus the cold routes that `published` lists.
 ggml_tensor * ostinato_join(

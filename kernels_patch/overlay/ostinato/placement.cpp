@@ -3,6 +3,7 @@
 #include "placement.h"
 
 #include "ops.h"
+#include "ostinato.h"
 
 #include "llama-impl.h"
 
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <numeric>
@@ -17,12 +19,6 @@
 #include <thread>
 
 using hot_sets = ostinato_expert_pool::hot_sets;
-
-// The resident threads of this process, made with the first GPU layer.
-static ostinato_cold_workers & workers(int n_threads) {
-    static ostinato_cold_workers instance(n_threads > 0 ? n_threads : ostinato_cold_thread_count());
-    return instance;
-}
 
 static const ostinato_cuda_functions * cuda_functions(ggml_backend_dev_t device) {
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
@@ -37,8 +33,7 @@ static int device_number(ggml_backend_dev_t device) {
     return atoi(name + strcspn(name, "0123456789"));
 }
 
-// True for memory that the loader page-locked itself.
-static bool is_pinned(const ggml_tensor * t) {
+bool ostinato_is_page_locked(const ggml_tensor * t) {
     return t && t->buffer && strstr(ggml_backend_buffer_name(t->buffer), "_Host") != nullptr;
 }
 
@@ -52,16 +47,16 @@ static bool is_copied_whole(const ostinato_expert_ffn & ffn) {
     return true;
 }
 
+// Whether the kernels of all weights leave out routes of a skipped expert.
 static bool skips_routes(const ostinato_pool_memory & memory, const ostinato_expert_ffn & ffn, int32_t n_experts) {
-    if (!memory.cuda || ffn.gate_b || ffn.up_b || ffn.gate_up_b || ffn.down_b || ffn.gate_s || ffn.up_s || ffn.down_s) {
-        return false; // biases and scales are added by kernels of their own, which take any id
-    }
-    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
-        if (weight && !memory.cuda->skips_routes(memory.device, weight->type, n_experts)) {
-            return false;
-        }
-    }
-    return true;
+    return memory.cuda && std::all_of(std::begin(ostinato_record_weights), std::end(ostinato_record_weights), [&](const ostinato_record_weight & w) {
+        const ggml_tensor * weight = ffn.*w.member;
+        return !weight || memory.cuda->skips_routes(memory.device, weight->type, n_experts);
+    });
+}
+
+static bool has_modifiers(const ostinato_expert_ffn & ffn) {
+    return ffn.gate_b || ffn.up_b || ffn.gate_up_b || ffn.down_b || ffn.gate_s || ffn.up_s || ffn.down_s;
 }
 
 ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> sources, const ostinato_limits & limits) :
@@ -78,7 +73,7 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
             experts[e] = ostinato_expert_in_tensors(*layer.ffn, e);
         }
         places.emplace_back(layer.n_experts, nullptr);
-        pinned.emplace_back(layer.n_experts, is_pinned(layer.ffn->down));
+        pinned.emplace_back(layer.n_experts, ostinato_is_page_locked(layer.ffn->down));
         linked.emplace_back(layer.n_experts, 0);
     }
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -94,7 +89,9 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
         index_in_group[i] = (int32_t) target.layers.size();
         target.layers.push_back(i);
         const bool is_skipping = skips_routes(target.memory, *layers[i].ffn, layers[i].n_experts);
-        target.pool_layers.push_back({ layers[i].ffn, layers[i].n_experts, is_skipping ? 0 : layers[i].k });
+        target.is_skipping.push_back(is_skipping);
+        // biases and scales are added by kernels of their own, which take any id
+        target.pool_layers.push_back({ layers[i].ffn, layers[i].n_experts, is_skipping && !has_modifiers(*layers[i].ffn) ? 0 : layers[i].k });
         ostinato_cold_layer cold = { layers[i].cold, host[i].data(), layers[i].n_experts };
         cold.pinned = pinned[i].data();
         cold.linked = linked[i].data();
@@ -103,62 +100,39 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
     add_kinds();
     for (auto & g : groups) {
         const hot_sets none(g->layers.size());
+        // places are lent from the beginning, so that contexts reserve memory for the products over them
         g->pool = std::make_unique<ostinato_expert_pool>(
-            g->pool_layers, g->memory, ostinato_expert_pool::bytes_for(g->pool_layers, none, g->memory));
+            g->pool_layers, g->memory, ostinato_expert_pool::bytes_for(g->pool_layers, none, g->memory),
+            g->is_gpu() && may_stage() ? ostinato_expert_pool::least_lent(g->pool_layers) : 0);
         if (g->is_gpu()) {
-            add_staging(*g, 0); // so that contexts reserve memory for its product chain
-            workers(limits.n_threads).add(&g->client);
+            add_biases(*g);
+            connect_staging(*g);
+            ostinato_cold_team(limits.n_threads).add(&g->client);
         }
     }
-}
-
-// Bytes of an expert's place: every weight starts at a cache line.
-static size_t place_bytes(const ostinato_expert_ffn & ffn) {
-    size_t bytes = 0;
-    for (const ggml_tensor * t : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
-        bytes += t ? (t->nb[2] + 63) & ~(size_t) 63 : 0;
-    }
-    return bytes;
-}
-
-// The distance of two places: whole blocks of every weight, since kernels count in blocks.
-static size_t place_stride(const ostinato_expert_ffn & ffn) {
-    size_t unit = 64;
-    for (const ggml_tensor * t : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
-        unit = t ? std::lcm(unit, ggml_type_size(t->type)) : unit;
-    }
-    return (place_bytes(ffn) + unit - 1)/unit*unit;
 }
 
 // Layers whose experts have the same weights share a kind of places.
 void ostinato_placement::add_kinds() {
     kind_of.assign(layers.size(), -1);
-    const auto is_like = [](const ostinato_expert_ffn & a, const ostinato_expert_ffn & b) {
-        for (const auto member : { &ostinato_expert_ffn::gate, &ostinato_expert_ffn::up, &ostinato_expert_ffn::gate_up, &ostinato_expert_ffn::down }) {
-            const ggml_tensor * x = a.*member;
-            const ggml_tensor * y = b.*member;
-            if (!x != !y || (x && (x->type != y->type || x->nb[2] != y->nb[2]))) {
-                return false;
-            }
-        }
-        return true;
-    };
+    std::vector<size_t> with_places;
+    std::vector<const ostinato_expert_ffn *> ffns;
     for (size_t i = 0; i < layers.size(); ++i) {
-        if (kind_of[i] >= 0 || !groups[group_of[i]]->is_gpu() || is_pinned(layers[i].ffn->down)) {
-            continue;
+        if (groups[group_of[i]]->is_gpu() && !ostinato_is_page_locked(layers[i].ffn->down)) {
+            with_places.push_back(i);
+            ffns.push_back(layers[i].ffn);
         }
-        std::vector<size_t> alike;
-        size_t n_experts = 0;
-        for (size_t j = i; j < layers.size(); ++j) {
-            if (groups[group_of[j]]->is_gpu() && !is_pinned(layers[j].ffn->down) && is_like(*layers[i].ffn, *layers[j].ffn)) {
-                alike.push_back(j);
-                n_experts += layers[j].n_experts;
-            }
-        }
-        const int kind = arena->add_kind(place_stride(*layers[i].ffn), n_experts);
-        for (const size_t j : alike) {
-            kind_of[j] = kind;
-        }
+    }
+    const std::vector<size_t> kinds = ostinato_record_kinds(ffns);
+    std::vector<size_t> n_experts; // by kind
+    for (size_t n = 0; n < kinds.size(); ++n) {
+        n_experts.resize(std::max(n_experts.size(), kinds[n] + 1));
+        n_experts[kinds[n]] += layers[with_places[n]].n_experts;
+    }
+    for (size_t n = 0; n < kinds.size(); ++n) {
+        int & kind = kind_of[with_places[n]];
+        const size_t first = std::find(kinds.begin(), kinds.end(), kinds[n]) - kinds.begin();
+        kind = first == n ? arena->add_kind(ostinato_record(*ffns[n]).stride, n_experts[kinds[n]]) : kind_of[with_places[first]];
     }
 }
 
@@ -205,7 +179,7 @@ ostinato_placement::~ostinato_placement() {
     for (auto & g : groups) {
         if (g->is_gpu()) {
             g->memory.cuda->synchronize(g->memory.device);
-            workers(limits.n_threads).remove(&g->client);
+            ostinato_cold_team(limits.n_threads).remove(&g->client);
             free_mailbox(*g);
             g->memory.cuda->free_host(g->mailbox.request);
             g->memory.cuda->free_host(g->mailbox.decided_slots);
@@ -256,7 +230,7 @@ void ostinato_placement::reserve(int64_t n_tokens) {
             GGML_ABORT("no page-locked memory for the hand-over of %lld tokens", (long long) n_tokens);
         }
         for (const size_t i : g->layers) {
-            workers(limits.n_threads).reserve(*layers[i].ffn, n_tokens*layers[i].k, n_tokens);
+            ostinato_cold_team(limits.n_threads).reserve(*layers[i].ffn, n_tokens*layers[i].k, n_tokens);
         }
         m.max_routes  = routes;
         m.max_inputs  = inputs;
@@ -364,20 +338,17 @@ void ostinato_placement::place_cold(const hot_sets & hot) {
     in_parallel(transfers.size(), [&](size_t t) {
         const auto [i, e] = transfers[t];
         const ostinato_expert_ffn & ffn = *layers[i].ffn;
-        char * to = places[i][e];
-        const auto take = [&](const ggml_tensor * weight, const char *& data) {
-            if (weight) {
-                memcpy(to, (const char *) weight->data + e*weight->nb[2], weight->nb[2]);
-                data = to;
-                to += (weight->nb[2] + 63) & ~(size_t) 63;
-            }
-        };
-        pinned[i][e] = 1;
+        const ostinato_record record(ffn);
         ostinato_host_expert & expert = host[i][e];
-        take(ffn.gate, expert.gate);
-        take(ffn.up, expert.up);
-        take(ffn.gate_up, expert.gate_up);
-        take(ffn.down, expert.down);
+        for (size_t w = 0; w < std::size(ostinato_record_weights); ++w) {
+            if (const ggml_tensor * weight = ffn.*ostinato_record_weights[w].member) {
+                char * to = record.at(places[i][e], 0, w);
+                memcpy(to, (const char *) weight->data + e*weight->nb[2], weight->nb[2]);
+                expert.*ostinato_record_weights[w].host = to;
+            }
+        }
+        expert.record = places[i][e];
+        pinned[i][e]  = 1;
     });
 }
 
@@ -393,6 +364,7 @@ ostinato_expert_pool::change ostinato_placement::apply(const hot_sets & hot) {
         }
         const auto read = [&](size_t layer, int32_t expert) { return host[g->layers[layer]][expert]; };
         const ostinato_expert_pool::change change = g->pool->set_hot(part, read);
+        connect_staging(*g);
         total.n_loaded  += change.n_loaded;
         total.n_dropped += change.n_dropped;
     }
@@ -408,6 +380,9 @@ ostinato_expert_pool::change ostinato_placement::apply(const hot_sets & hot) {
             add_links(*g);
         }
         write_link_tables(*g);
+        if (g->borrower) {
+            g->borrower->reset(*g->pool);
+        }
     }
     return total;
 }
@@ -432,82 +407,113 @@ void ostinato_placement::claim_memory() {
             }
             all_hot = ostinato_expert_pool::bytes_for(g->pool_layers, all, g->memory);
         }
-        size_t available = std::min(free_bytes - std::min(free_bytes, limits.margin_bytes), limits.pool_bytes);
-        if (available < all_hot && limits.upload.choice_tokens < std::numeric_limits<int64_t>::max()) {
-            add_staging(*g, (size_t) (available*limits.staging_share));
-            available -= std::min(available, g->staging_buffer ? ggml_backend_buffer_get_size(g->staging_buffer.get()) : 0);
-        } else { // nothing will be cold, or nothing uploaded
-            for (ostinato_cold_layer & layer : g->client.layers) {
-                layer.staging = nullptr;
-            }
-            g->staging_buffer.reset();
+        const size_t available = std::min(free_bytes - std::min(free_bytes, limits.margin_bytes), limits.pool_bytes);
+        const size_t least    = g->pool->capacity(); // with nothing hot
+        const bool is_all_hot = available >= all_hot;
+        size_t lent = 0;
+        if (!is_all_hot && g->pool->lent() > 0) {
+            const size_t share = (size_t) ((available - std::min(available, least))*limits.staging_share);
+            lent = std::clamp(share, g->pool->lent(), std::max(g->pool->lent(), most_lent(*g)));
         }
-        size_t capacity = std::min(available, all_hot);
-        while (capacity > g->pool->capacity()) {
+        size_t capacity = std::max(least, is_all_hot ? all_hot : available - std::min(available, lent));
+        g->pool.reset(); // before the next one: memory may be short
+        while (!g->pool) {
             try {
-                g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, capacity);
-                break;
+                g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, capacity, lent);
             } catch (const std::bad_alloc &) { // less than was free a moment ago
-                capacity = capacity/8*7;
+                GGML_ASSERT(capacity > least && "the memory that the pool had before is gone");
+                capacity = std::max(least, capacity/8*7);
             }
         }
+        connect_staging(*g);
+        add_borrower(*g);
         LLAMA_LOG_INFO("%s: %s: expert pool of %.2f MiB, %.2f MiB were free\n", __func__, ggml_backend_dev_name(g->device),
             g->pool->capacity()/1024.0/1024.0, free_bytes/1024.0/1024.0);
     }
     is_claimed = true;
 }
 
-// One buffer for all layers of the GPU: one computes at a time. At least a slot, at most as many as a layer has experts.
-void ostinato_placement::add_staging(group & g, size_t bytes) {
-    std::vector<size_t> record(g.layers.size(), 0);
-    size_t wanted = 0;
-    for (size_t i = 0; i < g.layers.size(); ++i) {
-        const ostinato_placed_layer & layer = layers[g.layers[i]];
-        if (g.pool_layers[i].n_zero_slots > 0) {
-            continue; // STAGE gives ids to skip
-        }
-        if (!is_copied_whole(*layer.ffn)) {
-            continue;
-        }
-        record[i] = ostinato_expert_bytes(*layer.ffn);
-        wanted = std::max(wanted, record[i]*layer.n_experts);
+bool ostinato_placement::may_stage() const {
+    return limits.upload.choice_tokens < std::numeric_limits<int64_t>::max();
+}
+
+// Room for all experts of a layer: one computes at a time.
+size_t ostinato_placement::most_lent(const group & g) const {
+    size_t most = 0;
+    for (const size_t i : g.layers) {
+        most = std::max(most, ostinato_record(*layers[i].ffn).stride*(layers[i].n_experts + 1));
     }
-    constexpr size_t TAILS = 4*128*1024; // alignment, and what tiled kernels read past a tensor's end
-    if (wanted == 0) {
-        return;
-    }
-    bytes = std::max(std::min(bytes, wanted + TAILS), *std::max_element(record.begin(), record.end()) + TAILS);
-    for (ostinato_cold_layer & layer : g.client.layers) {
-        layer.staging = nullptr;
-    }
-    g.staging_buffer.reset(); // before the next one: memory may be short
-    g.staging_buffer.reset(ggml_backend_buft_alloc_buffer(g.memory.buft, bytes));
-    if (!g.staging_buffer) {
-        return; // the CPU branch computes everything
-    }
-    ggml_backend_buffer_set_usage(g.staging_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    ggml_backend_buffer_clear(g.staging_buffer.get(), 0);
-    g.staging_ctx.reset(ggml_init({ 4*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    return most + ostinato_expert_pool::least_lent(g.pool_layers);
+}
+
+// Experts of layers whose products skip routes, since STAGE gives ids to skip, are staged in the pool's lent places.
+void ostinato_placement::connect_staging(group & g) {
     g.staging.resize(g.layers.size());
     for (size_t i = 0; i < g.layers.size(); ++i) {
-        const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
-        const int64_t n_slots = record[i] == 0 ? 0 : std::min<int64_t>((bytes - TAILS)/record[i], layers[g.layers[i]].n_experts);
-        if (n_slots == 0) {
-            continue;
+        const ostinato_expert_ffn * places = g.is_skipping[i] && is_copied_whole(*layers[g.layers[i]].ffn) ? g.pool->staging(i) : nullptr;
+        g.staging[i] = places ? *places : ostinato_expert_ffn {};
+        if (places && !g.biases.empty()) {
+            g.staging[i].gate_b    = g.biases[i].gate_b;
+            g.staging[i].up_b      = g.biases[i].up_b;
+            g.staging[i].gate_up_b = g.biases[i].gate_up_b;
+            g.staging[i].down_b    = g.biases[i].down_b;
         }
-        char * at = (char *) ggml_backend_buffer_get_base(g.staging_buffer.get());
-        for (const auto & member : { &ostinato_expert_ffn::gate, &ostinato_expert_ffn::up, &ostinato_expert_ffn::gate_up, &ostinato_expert_ffn::down }) {
-            if (const ggml_tensor * experts = ffn.*member) {
-                ggml_tensor * t = ggml_new_tensor_3d(g.staging_ctx.get(), experts->type, experts->ne[0], experts->ne[1], n_slots);
-                ggml_format_name(t, "%s (staging)", experts->name);
-                t->buffer = g.staging_buffer.get();
-                t->data   = at;
-                g.staging[i].*member = t;
-                at += (ggml_nbytes(t) + 64*1024 + 255)/256*256;
+        g.client.layers[i].staging = places ? &g.staging[i] : nullptr;
+    }
+}
+
+// All biases of the layers, for the products over lent places and the link's, whose ids are not those of the pool's slots.
+void ostinato_placement::add_biases(group & g) {
+    constexpr const ggml_tensor * ostinato_expert_ffn::* MEMBERS[] = {
+        &ostinato_expert_ffn::gate_b, &ostinato_expert_ffn::up_b, &ostinato_expert_ffn::gate_up_b, &ostinato_expert_ffn::down_b,
+    };
+    std::vector<std::pair<ggml_tensor *, const ggml_tensor *>> copies;
+    g.biases_ctx.reset(ggml_init({ std::size(MEMBERS)*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    std::vector<ostinato_expert_ffn> biases(g.layers.size());
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
+        for (const auto member : MEMBERS) {
+            if (const ggml_tensor * source = may_stage() ? ffn.*member : nullptr) {
+                ggml_tensor * t = ggml_dup_tensor(g.biases_ctx.get(), source);
+                ggml_format_name(t, "%s (all)", source->name);
+                biases[i].*member = t;
+                copies.emplace_back(t, source);
             }
         }
-        g.client.layers[i].staging = &g.staging[i];
     }
+    if (copies.empty()) {
+        return;
+    }
+    g.biases_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(g.biases_ctx.get(), g.memory.buft));
+    if (!g.biases_buffer) {
+        throw std::bad_alloc();
+    }
+    ggml_backend_buffer_set_usage(g.biases_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (const auto & [to, from] : copies) {
+        ggml_backend_tensor_set(to, from->data, 0, ggml_nbytes(from));
+    }
+    g.biases = std::move(biases);
+}
+
+void ostinato_placement::add_borrower(group & g) {
+    if (limits.borrow_percent == 0 || g.pool->lent() == 0) {
+        return;
+    }
+    std::vector<ostinato_borrowing_layer> borrowing;
+    for (const size_t i : g.layers) {
+        const ggml_tensor * counts = layers[i].counts;
+        borrowing.push_back({ layers[i].n_experts, (const char *) counts->data + OSTINATO_PHASE_DECODE*counts->nb[1], host[i].data() });
+    }
+    g.borrower = std::make_unique<ostinato_borrower>(g.memory, std::move(borrowing), limits.borrow_percent);
+    g.borrower->reset(*g.pool);
+}
+
+size_t ostinato_placement::borrow(const hot_sets & wanted) {
+    size_t n = 0;
+    for (const auto & g : groups) {
+        n += g->borrower ? g->borrower->set(part_of(*g, wanted)) : 0;
+    }
+    return n;
 }
 
 const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_tokens) const {
@@ -517,229 +523,83 @@ const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_
 
 // With the experts of the first layer that has enough of them in page-locked memory.
 void ostinato_placement::measure_speeds(group & g) {
-    constexpr size_t N = 16;
+    constexpr size_t FEW  = 8;
+    constexpr size_t MANY = 64; // more than the processor's cache holds
     for (size_t i = 0; i < g.layers.size(); ++i) {
         const ostinato_cold_layer & layer = g.client.layers[i];
         std::vector<int32_t> experts;
-        for (int32_t e = 0; e < layer.n_experts && experts.size() < N; ++e) {
+        for (int32_t e = 0; e < layer.n_experts && experts.size() < MANY; ++e) {
             if (layer.pinned[e]) {
                 experts.push_back(e);
             }
         }
-        if (experts.size() < N/2 || !layer.staging) {
+        if (experts.size() < FEW || !layer.staging) {
             continue;
         }
         // the graph has not told yet what is computed with the experts; for their speed, what the loader found will do
         ostinato_cold_layer plain = layer;
         plain.ffn = layers[g.layers[i]].ffn;
-        ostinato_cold_workers & team = workers(limits.n_threads);
+        ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
         ostinato_speeds & speeds = g.client.speeds;
         speeds.cpu_row  = team.measure(plain, experts, 1, experts.size());
+        speeds.cpu_few  = team.measure(plain, experts, 4, experts.size());
         speeds.cpu_rows = team.measure(plain, experts, 16, experts.size());
 
-        const ggml_tensor * down = layer.staging->down;
+        const size_t bytes = plain.ffn->down->nb[2];
         const auto upload_all = [&] { // seconds per byte
             const int64_t begin_us = ggml_time_us();
             for (const int32_t e : experts) {
-                g.memory.copy(down->data, layer.host[e].down, down->nb[2]);
+                g.memory.copy(layer.staging->down->data, layer.host[e].down, bytes);
             }
-            return (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*down->nb[2]);
+            return (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*bytes);
         };
         speeds.link = std::min(upload_all(), upload_all());
         measure_sharing(g, i, plain, experts);
         speeds.is_default = false;
-        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 16, %.1f GB/s over the link, %.1f and %.1f GB/s at once; "
-            "%d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
+        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link, %.1f and %.1f GB/s at once; "
+            "%d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
             1e-9/speeds.cpu_row_beside_link, 1e-9/speeds.in_place_beside_cpu, team.n_threads());
         return;
     }
 }
 
-// Seconds per byte that the products of a link's share take, launches included, with so many experts in a step, until `is_done`. 0 where they fail.
-static double measure_products(
-        ggml_backend_dev_t device, const ostinato_link & link, const std::vector<int32_t> & places, size_t n_together, const std::atomic<bool> & is_done) {
-    const auto tensor = [](const ggml_tensor * t) { return const_cast<ggml_tensor *>(t); };
-    const ostinato_expert_ffn & experts = link.experts;
-    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
-    const ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
-    ggml_tensor * x      = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, experts.gate->ne[0], 1, 1);
-    ggml_tensor * ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, (int64_t) n_together, 1);
-    ggml_tensor * gate   = ggml_mul_mat_id(ctx.get(), tensor(experts.gate), x, ids);
-    ggml_tensor * hidden = ggml_swiglu_split(ctx.get(), gate, ggml_mul_mat_id(ctx.get(), tensor(experts.up), x, ids));
-    ggml_cgraph * graph  = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, ggml_mul_mat_id(ctx.get(), tensor(experts.down), hidden, ids));
-    const ggml_backend_buffer_ptr buffer(backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr);
-    if (!buffer) {
-        return 0.0;
-    }
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    const size_t bytes = 2*link.columns*experts.gate->nb[1] + experts.down->ne[1]*ggml_row_size(experts.down->type, link.columns);
-    size_t n_read = 0;
-    const int64_t begin_us = ggml_time_us();
-    do {
-        for (size_t first = 0; first + n_together <= places.size(); first += n_together) {
-            ggml_backend_tensor_set(ids, places.data() + first, 0, n_together*sizeof(int32_t));
-            if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
-                return 0.0;
-            }
-            n_read += n_together*bytes;
-        }
-    } while (!is_done.load());
-    return (ggml_time_us() - begin_us)*1e-6/n_read;
-}
-
-// Both sides of link sharing at once, each with half of the experts' columns to itself, as in decode steps of a few cold routes.
-void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
-    constexpr size_t DECODE = 2; // cold experts of a layer in a step
-    const int64_t step = ostinato_link_step(*layer.ffn);
-    const ggml_context_ptr ctx(ggml_init({ 4*ggml_tensor_overhead(), nullptr, true }));
-    const ostinato_link link = make_link(g, i, (int32_t) (layer.ffn->n_ff()/2/step*step), ctx.get(), g.staging_buffer.get());
-    ostinato_speeds & speeds = g.client.speeds;
-    if (link.columns == 0) {
-        return;
-    }
-    std::vector<int32_t> places;
-    for (const int32_t e : experts) {
-        const int32_t place = place_of(g.layers[i], e, link);
-        if (place >= 0) {
-            places.push_back(place);
-        }
-    }
-    if (places.size() < DECODE) {
-        return;
-    }
-    std::atomic<bool> is_done { false };
-    double in_place = 0.0;
-    std::thread products([&] { in_place = measure_products(g.device, link, places, DECODE, is_done); });
-    speeds.cpu_row_beside_link = workers(limits.n_threads).measure(layer, experts, 1, DECODE);
-    is_done.store(true);
-    products.join();
-    speeds.in_place_beside_cpu = in_place > 0.0 ? in_place : std::numeric_limits<double>::infinity();
-    speeds.cpu_row = std::min(speeds.cpu_row, speeds.cpu_row_beside_link); // else its own measurement was disturbed
-}
-
-// Hidden columns that the link gets of the group's layer: where both sides work at their speeds, they end together (paper 3.4).
-int32_t ostinato_placement::link_columns(const group & g, size_t i) const {
-    const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
-    if (limits.link_percent < 0) {
-        return 0;
-    }
-    const double link = 1.0/g.client.speeds.in_place_beside_cpu;
-    const double cpu  = 1.0/g.client.speeds.cpu_row_beside_link;
-    const double share = limits.link_percent > 0 ? limits.link_percent/100.0 : link/(link + cpu);
-    const int64_t step = ostinato_link_step(ffn);
-    return (int32_t) std::min((int64_t) (share*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step);
-}
-
-// Views of the layer's experts where they are in host memory, `columns` hidden columns wide. Without columns where no kernel takes them.
-ostinato_link ostinato_placement::make_link(const group & g, size_t i, int32_t columns, ggml_context * ctx, ggml_backend_buffer_t buffer) const {
-    const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
-    const int kind = kind_of[g.layers[i]];
-    char * place   = kind >= 0 ? arena->base(kind) : nullptr;
-    const bool has_kernels = g.pool_layers[i].n_zero_slots == 0 && (ffn.gate || ffn.gate_up) && ffn.n_ff() % ostinato_link_step(ffn) == 0;
-    ostinato_link link;
-    if (columns == 0 || !has_kernels || (!place && !is_pinned(ffn.down))) {
-        return link;
-    }
-    const size_t stride = kind >= 0 ? place_stride(ffn) : 0;
-    const auto view = [&](const ggml_tensor * weight, char * data, int64_t n_columns, int64_t n_rows) {
-        ggml_tensor * t = ggml_new_tensor_3d(ctx, weight->type, n_columns, n_rows, 1 << 20); // as many as ids name
-        ggml_format_name(t, "%s (link)", weight->name);
-        t->nb[1]  = weight->nb[1];
-        t->nb[2]  = kind >= 0 ? stride : weight->nb[2];
-        t->nb[3]  = t->nb[2]*t->ne[2];
-        t->buffer = buffer;
-        t->data   = data;
-        return t;
-    };
-    size_t offset = 0;
-    const auto next = [&](const ggml_tensor * weight) { // where the weight is in a place, or the loader put it
-        char * data = kind >= 0 ? place + offset : (char *) weight->data;
-        offset += (weight->nb[2] + 63) & ~(size_t) 63;
-        return data;
-    };
-    if (ffn.gate_up) {
-        char * data = next(ffn.gate_up);
-        link.experts.gate = view(ffn.gate_up, data, ffn.n_in(), columns);
-        link.experts.up   = view(ffn.gate_up, data + ffn.n_ff()*ffn.gate_up->nb[1], ffn.n_in(), columns);
-    } else {
-        link.experts.gate = view(ffn.gate, next(ffn.gate), ffn.n_in(), columns);
-        link.experts.up   = view(ffn.up, next(ffn.up), ffn.n_in(), columns);
-    }
-    link.experts.down = view(ffn.down, next(ffn.down), columns, ffn.n_out());
-    link.columns = columns;
-    return link;
-}
-
-void ostinato_placement::add_links(group & g) {
-    size_t bytes = 0;
-    for (const size_t i : g.layers) {
-        bytes += (layers[i].n_experts*sizeof(int32_t) + 255)/256*256;
-    }
-    g.link_buffer.reset(ggml_backend_buft_alloc_buffer(g.memory.buft, bytes));
-    if (!g.link_buffer) {
-        return; // the CPU branch computes everything
-    }
-    ggml_backend_buffer_set_usage(g.link_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    g.link_ctx.reset(ggml_init({ 4*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
-    char * table = (char *) ggml_backend_buffer_get_base(g.link_buffer.get());
-    for (size_t i = 0; i < g.layers.size(); ++i) {
-        const ostinato_placed_layer & layer = layers[g.layers[i]];
-        ostinato_link & link = g.links.emplace_back(make_link(g, i, link_columns(g, i), g.link_ctx.get(), g.link_buffer.get()));
-        if (link.columns == 0) {
-            continue;
-        }
-        link.table = ggml_new_tensor_1d(g.link_ctx.get(), GGML_TYPE_I32, layer.n_experts);
-        link.table->buffer = g.link_buffer.get();
-        link.table->data   = table;
-        table += (layer.n_experts*sizeof(int32_t) + 255)/256*256;
-    }
-}
-
-// The id of an expert in its layer's link, -1 where the GPU cannot read it. Kernels count blocks in 32 bits.
-int32_t ostinato_placement::place_of(size_t layer, int32_t expert, const ostinato_link & link) const {
-    const int kind = kind_of[layer];
-    int64_t place  = expert;
-    if (kind >= 0) {
-        place = places[layer][expert] ? (places[layer][expert] - arena->base(kind))/(int64_t) link.experts.down->nb[2] : -1;
-    }
-    size_t stride_blocks = 0;
-    for (const ggml_tensor * t : { link.experts.gate, link.experts.up, link.experts.down }) {
-        stride_blocks = std::max(stride_blocks, t->nb[2]/ggml_type_size(t->type));
-    }
-    return (place + 1)*(int64_t) stride_blocks <= std::numeric_limits<int32_t>::max() ? (int32_t) place : -1;
-}
-
-void ostinato_placement::write_link_tables(group & g) {
-    for (size_t i = 0; i < g.links.size(); ++i) {
-        const ostinato_link & link = g.links[i];
-        if (link.columns == 0) {
-            continue;
-        }
-        const size_t layer = g.layers[i];
-        std::vector<int32_t> table;
-        for (int32_t e = 0; e < layers[layer].n_experts; ++e) {
-            table.push_back(place_of(layer, e, link));
-            linked[layer][e] = table.back() >= 0;
-        }
-        g.memory.copy(link.table->data, table.data(), table.size()*sizeof(int32_t));
-    }
-}
-
-const ostinato_link * ostinato_placement::link(size_t layer, int64_t n_tokens) const {
-    const group & g = *groups[group_of[layer]];
-    if (g.links.empty() || n_tokens > limits.link_tokens || staging(layer, n_tokens)) {
-        return nullptr;
-    }
-    const ostinato_link & link = g.links[index_in_group[layer]];
-    return link.columns > 0 ? &link : nullptr;
-}
-
-void ostinato_placement::begin_pass() {
+void ostinato_placement::begin_pass(int64_t n_tokens) {
     check_answers();
     if (arena) {
-        workers(limits.n_threads).wake();
+        ostinato_cold_team(limits.n_threads).wake();
     }
+    const bool was_idle = is_idle.exchange(false);
+    for (const auto & g : groups) {
+        try {
+            announce(*g, n_tokens, was_idle);
+        } catch (const std::exception & err) {
+            GGML_ABORT("%s: the index tables could not be changed: %s", ggml_backend_dev_name(g->device), err.what());
+        }
+    }
+}
+
+// True where passes of so many tokens use borrowed memory. None stages uploads in it too.
+bool ostinato_placement::is_borrowing(const group & g, int64_t n_tokens) const {
+    return g.borrower && n_tokens <= limits.borrow_tokens && n_tokens < limits.upload.choice_tokens;
+}
+
+// Tells the borrower what the pass will do with lent memory.
+void ostinato_placement::announce(group & g, int64_t n_tokens, bool was_idle) {
+    if (is_borrowing(g, n_tokens)) {
+        g.borrower->begin_decode(was_idle);
+    } else if (g.borrower && n_tokens >= limits.upload.choice_tokens) {
+        // room for as many experts as passes of this size staged in a layer so far, and some more
+        const int32_t seen = g.client.most_staged[ostinato_size_class(n_tokens)].load();
+        const bool is_known = seen > 0 && n_tokens < limits.upload.all_tokens;
+        const int32_t most  = is_known ? seen + seen/4 + 2 : std::numeric_limits<int32_t>::max();
+        g.borrower->give_back(g.pool->staging_end(most));
+        g.client.max_staged.store(most);
+    }
+}
+
+void ostinato_placement::end_passes() {
+    check_answers();
+    is_idle.store(true);
 }
 
 // The results of a pass that waited in vain are void, and so is what it left in the KV cache for all that follows. Nothing of it may be read.
@@ -767,8 +627,9 @@ const ostinato_expert_ffn & ostinato_placement::slots(size_t layer) const {
     return groups[group_of[layer]]->pool->slots(index_in_group[layer]);
 }
 
-ggml_tensor * ostinato_placement::index_table(size_t layer) const {
-    return groups[group_of[layer]]->pool->index_table(index_in_group[layer]);
+ggml_tensor * ostinato_placement::index_table(size_t layer, int64_t n_tokens) const {
+    const group & g = *groups[group_of[layer]];
+    return is_borrowing(g, n_tokens) ? g.borrower->index_table(index_in_group[layer]) : g.pool->index_table(index_in_group[layer]);
 }
 
 int32_t ostinato_placement::zero_slot(size_t layer) const {
@@ -792,11 +653,15 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
             v.waited_ns   = state.waited_ns;
             v.linked      = state.n_linked;
         }
+        if (g->is_gpu()) {
+            v.graphs = g->memory.cuda->graph_counts(g->memory.device);
+        }
         v.cpu_routes     = g->client.n_cpu_routes;
         v.cpu_busy_ns    = g->client.busy_ns;
         v.uploaded       = g->client.n_uploaded;
         v.uploaded_bytes = g->client.uploaded_bytes;
-        v.staging_bytes  = g->staging_buffer ? ggml_backend_buffer_get_size(g->staging_buffer.get()) : 0;
+        v.staging_bytes  = g->pool->lent();
+        v.borrowing      = g->borrower ? g->borrower->view() : ostinato_borrowing_view {};
         v.speeds         = g->client.speeds;
         for (size_t i = 0; i < g->links.size() && v.link_columns == 0; ++i) {
             v.link_columns   = g->links[i].columns;

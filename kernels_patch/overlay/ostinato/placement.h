@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "borrowing.h"
 #include "cold-workers.h"
 #include "expert-pool.h"
 #include "host-arena.h"
@@ -14,11 +15,15 @@
 
 #include "ggml-backend.h"
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
+
+// True for weights that the loader put in page-locked memory itself.
+bool ostinato_is_page_locked(const ggml_tensor * t);
 
 // What the placement needs to know of one layer.
 struct ostinato_placed_layer {
@@ -28,6 +33,7 @@ struct ostinato_placed_layer {
     ggml_backend_dev_t device;
     const ostinato_expert_ffn * ffn;  // where the loader put its experts
     const ostinato_expert_ffn * cold; // what the CPU branch computes
+    const ggml_tensor * counts;       // [n_experts, phases] i32, on the device: routes
 };
 
 // Limits that stand for a smaller machine, and room for others.
@@ -40,7 +46,9 @@ struct ostinato_limits {
     ostinato_upload_limits upload = { 32, std::numeric_limits<int64_t>::max() };
     int64_t link_tokens  = 4; // steps of at most so many tokens have a part of their cold experts read in place by the GPU;
     int32_t link_percent = 0; // of the hidden columns: 0: by the measured speeds, -1: none
-    double  staging_share = 0.125; // of the pool's memory, at most, for the staging buffer
+    int64_t borrow_tokens  = 4; // passes of at most so many tokens use experts in borrowed memory,
+    int32_t borrow_percent = 100; // which is so much of what stages uploads; 0: none
+    double  staging_share = 0.125; // of the pool's memory, at most, that stages uploads and is lent in decode
 };
 
 // The GPU's share of a layer's cold routes in steps of few tokens: the first `columns` hidden columns, read from page-locked memory in place.
@@ -63,6 +71,8 @@ struct ostinato_memory_view {
     uint64_t uploaded    = 0; // experts
     uint64_t uploaded_bytes = 0;
     size_t staging_bytes = 0;
+    ostinato_borrowing_view borrowing;
+    ostinato_graph_counts graphs;
     ostinato_speeds speeds;
     int32_t link_columns = 0; // of the first layer that has a share
     int64_t hidden_columns = 0;
@@ -97,17 +107,22 @@ public:
     // A graph for so many tokens is about to be built.
     void reserve(int64_t n_tokens);
 
-    // A pass is about to be submitted.
-    void begin_pass();
+    // A pass of so many tokens is about to be submitted.
+    void begin_pass(int64_t n_tokens);
 
-    // Ends the process where a pass waited in vain, before anybody reads its results.
-    void check_answers() const;
+    // The devices have nothing left to compute. Ends the process where a pass waited in vain, before anybody reads its results.
+    void end_passes();
 
     // Waits for what the GPUs are computing.
     void synchronize() const;
 
+    // From now on exactly these experts are borrowed, where the memory is lent; no pass may be computing. Returns how many are.
+    size_t borrow(const ostinato_expert_pool::hot_sets & wanted);
+
     const ostinato_expert_ffn & slots(size_t layer) const;
-    ggml_tensor * index_table(size_t layer) const;
+    // For passes of so many tokens.
+    ggml_tensor * index_table(size_t layer, int64_t n_tokens) const;
+
     int32_t zero_slot(size_t layer) const; // or OSTINATO_NO_ZERO_SLOT
     const ostinato_mailbox * mailbox(size_t layer) const { return groups[group_of[layer]]->is_gpu() ? &groups[group_of[layer]]->mailbox : nullptr; }
     int32_t mailbox_layer(size_t layer) const { return index_in_group[layer]; }
@@ -136,9 +151,13 @@ private:
         ggml_backend_buffer_ptr state;
         ostinato_cold_client client;
 
-        ggml_context_ptr        staging_ctx;
-        ggml_backend_buffer_ptr staging_buffer;
-        std::vector<ostinato_expert_ffn> staging; // by layer; empty without a buffer
+        std::vector<uint8_t> is_skipping;         // by layer: whether all its products leave out skipped routes
+        std::vector<ostinato_expert_ffn> staging; // by layer: the pool's lent places, with all biases
+        std::unique_ptr<ostinato_borrower> borrower; // nullptr: nothing is lent
+
+        ggml_context_ptr        biases_ctx;
+        ggml_backend_buffer_ptr biases_buffer;
+        std::vector<ostinato_expert_ffn> biases;  // by layer: those of all experts; empty where no layer has any
 
         ggml_context_ptr        link_ctx;
         ggml_backend_buffer_ptr link_buffer; // the tables
@@ -149,7 +168,13 @@ private:
 
     void add_group(ggml_backend_dev_t device);
     void add_kinds();
-    void add_staging(group & g, size_t bytes);
+    bool may_stage() const;
+    size_t most_lent(const group & g) const;
+    void connect_staging(group & g);
+    void add_biases(group & g);
+    void add_borrower(group & g);
+    bool is_borrowing(const group & g, int64_t n_tokens) const;
+    void announce(group & g, int64_t n_tokens, bool was_idle);
     void measure_speeds(group & g);
     void measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts);
     ostinato_link make_link(const group & g, size_t i, int32_t columns, ggml_context * ctx, ggml_backend_buffer_t buffer) const;
@@ -160,6 +185,7 @@ private:
     ostinato_expert_pool::hot_sets part_of(const group & g, const ostinato_expert_pool::hot_sets & hot) const;
     void place_cold(const ostinato_expert_pool::hot_sets & hot);
     void free_mailbox(group & g);
+    void check_answers() const;
 
     std::vector<ostinato_placed_layer> layers;
     ostinato_limits limits;
@@ -174,4 +200,5 @@ private:
     std::vector<std::vector<uint8_t>> linked;            // by layer and expert: whether its layer's link can read it
     std::vector<int> kind_of;                            // by layer: of its places in the arena, -1 for none
     bool is_claimed = false;
+    std::atomic<bool> is_idle { true }; // no pass was submitted since the last ones ended
 };

@@ -14,15 +14,24 @@
 #include <cstdint>
 
 struct ostinato_row_kernel {
+    ggml_type type;        // of the weight
     ggml_type input;       // what from_float quantises an input row to
     ggml_vec_dot_t vec_dot;
 
-    void (*dot)(int64_t n, float * out, const char * w, const char * const * x, int n_x) = nullptr; // ours, or nullptr
-    bool is_split = false; // input rows are all quants, then all scales as floats: quants load 64 at a time, no f16 is converted in a product
+    void (*dot)(int64_t n, float * out, const char * w, const char * ahead, const char * const * x, int n_x) = nullptr; // ours, or nullptr
+    bool is_split = false; // input rows are all quants, then all scales as floats, then what `tile` starts the blocks' sums with: quants load 64 at a
+                           // time, no f16 is converted in a product
+
+    // OSTINATO_TILE neighbouring rows, `row_bytes` apart, at once: out[row][i]. nullptr: there is none
+    void (*tile)(int64_t n, float (*out)[16], const char * w, size_t row_bytes, const char * ahead, const char * const * x, int n_x) = nullptr;
+    int tile_from = 3; // inputs from which it is faster than row by row
 };
 
-// The kernel for rows of `columns` columns of a weight type that has a vec_dot. With `plain`, ggml's own.
-ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, bool plain = false);
+constexpr int OSTINATO_TILE        = 16;
+constexpr int OSTINATO_TILE_INPUTS = 16; // at most
+
+// The kernel for rows of `columns` columns of a weight type that has a vec_dot, with vectors of at most so many bits; 0: ggml's own.
+ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, int most_bits = 512);
 
 // Bytes of an input row of `n` columns, a multiple of 64.
 size_t ostinato_input_row_bytes(const ostinato_row_kernel & kernel, int64_t n);
@@ -33,5 +42,16 @@ void ostinato_input_row(const ostinato_row_kernel & kernel, const float * src, c
 // The same for columns begin .. end - 1 of `columns`, which `src` starts with.
 void ostinato_input_columns(const ostinato_row_kernel & kernel, const float * src, char * dst, int64_t begin, int64_t end, int64_t columns);
 
-// out[i] = the product of the weight row `w` and the input row x[i], each of so many columns.
-void ostinato_dot_rows(const ostinato_row_kernel & kernel, int64_t columns, float * out, const char * w, const char * const * x, int n_x);
+// out[i] = the product of the weight row `w` and the input row x[i], each of so many columns. `ahead` is a row that will be read some products later:
+// it is brought into the cache meanwhile. Any address.
+void ostinato_dot_rows(
+        const ostinato_row_kernel & kernel, int64_t columns, float * out, const char * w, const char * ahead, const char * const * x, int n_x);
+
+// out[row][i] = the product of the weight row at w + row*row_bytes and the input row x[i], for OSTINATO_TILE rows and up to OSTINATO_TILE_INPUTS inputs.
+// What is decoded of the weights serves all inputs, so that from a few inputs on this is faster than row by row. The kernel has a `tile`.
+void ostinato_dot_tile(
+        const ostinato_row_kernel & kernel, int64_t columns, float (*out)[OSTINATO_TILE_INPUTS], const char * w, size_t row_bytes, const char * ahead,
+        const char * const * x, int n_x);
+
+// Brings memory into the cache.
+void ostinato_prefetch(const char * data, size_t bytes);

@@ -139,6 +139,13 @@ static json describe_devices(const llama_model * model) {
             { "uploaded",      d.n_uploaded },
             { "uploaded_bytes", d.uploaded_bytes },
             { "staging_bytes", d.staging_bytes },
+            { "borrowed_bytes", d.borrowed_bytes },
+            { "borrowed",      d.n_borrowed },
+            { "graphs", {
+                { "captures",      d.graph_captures },
+                { "replays",       d.graph_replays },
+                { "direct_passes", d.direct_passes },
+            }},
             { "speeds", {
                 { "cpu_row_bytes_per_s",  d.cpu_row_bytes_per_s },
                 { "cpu_rows_bytes_per_s", d.cpu_rows_bytes_per_s },
@@ -168,10 +175,12 @@ static json describe_memory(const llama_context * ctx, const json & devices) {
         ggml_backend_dev_memory(dev, &free_bytes, &total_bytes);
         uint64_t pool_bytes = 0;
         uint64_t staging_bytes = 0;
+        uint64_t borrowed_bytes = 0;
         for (const json & device : devices) {
             if (device.at("name").get<std::string>() == ggml_backend_dev_name(dev)) {
-                pool_bytes    = device.at("pool_capacity").get<uint64_t>();
-                staging_bytes = device.at("staging_bytes").get<uint64_t>();
+                pool_bytes     = device.at("pool_capacity").get<uint64_t>();
+                borrowed_bytes = device.at("borrowed_bytes").get<uint64_t>();
+                staging_bytes  = device.at("staging_bytes").get<uint64_t>() - borrowed_bytes;
             }
         }
         gpus.push_back({
@@ -182,6 +191,7 @@ static json describe_memory(const llama_context * ctx, const json & devices) {
             { "kv_bytes",      use.context },
             { "compute_bytes", use.compute },
             { "pool_bytes",    pool_bytes },
+            { "borrowed_bytes", borrowed_bytes },
             { "staging_bytes", staging_bytes },
         });
     }

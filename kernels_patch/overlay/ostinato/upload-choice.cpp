@@ -7,9 +7,19 @@
 #include <numeric>
 
 double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows) {
-    // weights are decoded once for up to four rows
-    const double arithmetic = speeds.cpu_rows*((rows + 3)/4*4)/16.0;
-    return bytes*std::max(speeds.cpu_row, arithmetic);
+    constexpr int32_t MANY = 16; // rows that share one decoding of the weights
+    constexpr int32_t FEW  = 4;
+    // more rows never cost less, whatever was measured
+    const double few  = std::max(speeds.cpu_row, speeds.cpu_few);
+    const double many = std::max(few, speeds.cpu_rows);
+    const int32_t rest = rows % MANY;
+    double seconds = rows/MANY*many;
+    if (rest > FEW) {
+        seconds += few + (many - few)*(rest - FEW)/(MANY - FEW);
+    } else if (rest > 0) {
+        seconds += speeds.cpu_row + (few - speeds.cpu_row)*(rest - 1)/(FEW - 1);
+    }
+    return bytes*seconds;
 }
 
 std::vector<int32_t> ostinato_choose_uploads(

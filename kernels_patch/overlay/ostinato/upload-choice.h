@@ -2,7 +2,7 @@
 // at once, and the choice makes the later of the two as early as it can.
 //
 // Times are linear in bytes, measured on this machine with the model's own experts. A CPU that has one row per expert is bound by its memory;
-// with many rows it is bound by its arithmetic. An upload costs the same however many rows the expert has.
+// with many rows it is bound by its arithmetic, between them by both. An upload costs the same however many rows the expert has.
 
 #pragma once
 
@@ -11,6 +11,7 @@
 
 struct ostinato_speeds {
     double cpu_row  = 1.0/40e9;  // seconds per byte of an expert with one row
+    double cpu_few  = 1.0/25e9;  // with 4 rows
     double cpu_rows = 1.0/10e9;  // with 16 rows
     double link     = 1.0/20e9;  // seconds per byte uploaded
     double cpu_row_beside_link = 1.0/30e9; // and both at once: with one row,

@@ -5,7 +5,8 @@ CUDA graphs, the CPU branch beside the GPU branch), and once with nothing beside
 branch's answer waited for before the GPU branch starts. On a CPU the reference ends the graph at each of our operators.
 Outputs have to be equal bit for bit. OUT.json says from which step on they are not.
 
-What processes would choose by speeds that they measure is fixed: no uploads, and a share for the link as asked.
+What processes would choose by speeds that they measure is fixed: no uploads, a share for the link as asked, and experts
+in borrowed memory as a list says that all runs share.
 
 Steps are passes of one token, and now and then of two to eight, as in verification of drafts. Run as a module.
 """
@@ -43,7 +44,9 @@ def passes(steps: int) -> list[int]:
 
 def hot_experts(shape: tuple[int, ...], share: float, seed: int) -> NDArray[np.bool_]:
     """(layers, experts), different ones in each layer."""
-    order = np.random.default_rng(seed).permuted(np.arange(shape[1])[None, :].repeat(shape[0], 0), axis=1)
+    order = np.random.default_rng([abs(seed), seed < 0]).permuted(
+        np.arange(shape[1])[None, :].repeat(shape[0], 0), axis=1
+    )
     return order < share * shape[1]
 
 
@@ -57,12 +60,14 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         bindings.configure(
             placement=PlacementOptions(
                 pool_bytes=arguments.pool_mib << 20,
-                upload_tokens=NEVER,
+                # where uploads are possible there is memory to lend; no pass has so many tokens
+                upload_tokens=2 * PREFILL if arguments.borrow_every else NEVER,
+                borrow_percent=100 if arguments.borrow_every else -1,
                 link_percent=arguments.link_percent,
                 timeout_ms=20_000,
             )
         )
-    n_waits = 0
+    n_waits, borrowed = 0, []
 
     def on_wait() -> None:
         nonlocal n_waits
@@ -83,8 +88,17 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 time.sleep(arguments.idle_s)
             if arguments.swap_every and step % arguments.swap_every == arguments.swap_every - 1:
                 model.place(hot_experts(model.shape, arguments.share, step))
+            if arguments.borrow_every and step % arguments.borrow_every == 0:
+                experts = hot_experts(model.shape, arguments.borrow_share, -1 - step)
+                borrowed.append(bindings.set_borrowed(model.handle, experts))
         devices = [asdict(device) for device in bindings.device_status(model.handle)]
-    return {"digests": digests, "seconds": time.monotonic() - begin, "waits": n_waits, "devices": devices}
+    return {
+        "digests": digests,
+        "seconds": time.monotonic() - begin,
+        "waits": n_waits,
+        "borrowed": borrowed,
+        "devices": devices,
+    }
 
 
 def child(argv: Sequence[str], mode: str) -> subprocess.Popen[bytes]:
@@ -125,6 +139,7 @@ def compare(argv: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any
         "differs_from_itself_at": first_difference(first, second),
         "seconds": [round(run["seconds"], 2) for run in runs],
         "answers_waited_for": reference["waits"],
+        "borrowed": reference["borrowed"],
         "devices": [run["devices"] for run in runs],
     }
 
@@ -141,6 +156,8 @@ def main() -> int:
     parser.add_argument("--swap-every", type=int, default=0, help="steps after which other experts are hot")
     parser.add_argument("--idle-s", type=float, default=0.0, help="pause in the middle; ggml drops graphs after 10 s")
     parser.add_argument("--link-percent", type=int, default=-1, help="of cold experts that the GPU reads in place")
+    parser.add_argument("--borrow-every", type=int, default=0, help="steps after which other experts are borrowed")
+    parser.add_argument("--borrow-share", type=float, default=0.2, help="of the experts, as far as there is memory")
     parser.add_argument("--pool-mib", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=600.0)
     parser.add_argument("--mode", choices=("compare", "engine", "synchronous"), default="compare")
@@ -151,6 +168,9 @@ def main() -> int:
     result = compare(sys.argv[1:], arguments)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in result.items() if key != "devices"}))
+    if arguments.borrow_every and (not result["borrowed"] or min(result["borrowed"]) == 0):
+        print("nothing was borrowed", file=sys.stderr)
+        return 1
     same = result["differs_from_reference_at"] is None and result["differs_from_itself_at"] is None
     return 0 if same else 1
 

@@ -54,12 +54,16 @@ does not hold all."""
 
 ROUNDING_NMSE = 1e-9
 SHARE_OF_NOISE = 4.0
-"""Of the largest difference that the stock nodes show: the same tokens in other passes, or on the CPU instead of the
-GPU. Where a router's choice is nearly tied, rounding changes an expert of one token, which is one throw of a die."""
+"""Of the largest difference that the stock nodes show, and of the tokens whose largest output differs: the same tokens
+in other passes, or on the CPU instead of the GPU. Where a router's choice is nearly tied, rounding changes an expert of
+one token, which is one throw of a die."""
 TOKEN_SHARE = 0.01
 OTHER_PASSES = ((sum(PASSES),), PASSES[::-1], (46,) * 8)
 TELLING = 100.0
 """As in test_architectures.py: how much larger the effect of a branch that is left out has to be."""
+
+STOCK_ON_GPUS = ("mistral4",)
+"""Architectures whose layers on GPUs keep the stock nodes, which compute their experts on the CPU."""
 
 RESULT = "RESULT "
 """Begins a child's line of results; the engine's log may come in between."""
@@ -81,6 +85,8 @@ class Yardsticks:
     same_token: float
     """The least share of tokens with the same largest output, of the stock nodes against themselves."""
     missing: float
+    repeats: bool
+    """Whether the stock nodes give the same bits twice."""
 
     def judge(self, values: NDArray[np.float32], again: NDArray[np.float32] | None) -> dict[str, Any]:
         """One case's numbers; `again` is what a second context gave, if one was asked."""
@@ -89,17 +95,19 @@ class Yardsticks:
         typical = typical_nmse(values, self.stock)
         is_rounding = error <= allowed or typical <= max(ROUNDING_NMSE, SHARE_OF_NOISE * self.typical_noise)
         repeats = again is None or values.tobytes() == again.tobytes()
+        may_differ = not self.repeats
         same_token = same_share(values, self.stock)
-        same = same_or_tied(values, self.stock, allowed) or same_token >= self.same_token - TOKEN_SHARE
+        may_change = TOKEN_SHARE + SHARE_OF_NOISE * (1 - self.same_token)
+        same = same_or_tied(values, self.stock, allowed) or 1 - same_token <= may_change
+        # a model that turns rounding into this much tells no missing branch by a hundredth of what that does
+        is_told = min(error, typical) * TELLING < self.missing or error <= allowed < self.missing / SHARE_OF_NOISE
         return {
             "nmse": error,
             "typical_nmse": typical,
             "same_token": same_token,
             "identical": values.tobytes() == self.stock.tobytes(),
             "repeats": repeats if again is not None else None,
-            "passed": bool(np.isfinite(values).all() and is_rounding and error * TELLING < self.missing)
-            and same
-            and repeats,
+            "passed": bool(np.isfinite(values).all() and is_rounding and is_told) and same and (repeats or may_differ),
         }
 
 
@@ -136,8 +144,9 @@ class Sweep:
         with tempfile.TemporaryDirectory(dir=_roomiest()) as directory:
             path, missing = Path(directory, "model.gguf"), Path(directory, "missing.gguf")
             for kind in KINDS:
-                make_model(recipe, kind, self._encoder, path)
-                make_model(recipe, kind, self._encoder, missing, without_odd_experts=True)
+                is_plain = kind == "quantised"
+                make_model(recipe, kind, self._encoder, path, without_scales=is_plain)
+                make_model(recipe, kind, self._encoder, missing, without_odd_experts=True, without_scales=is_plain)
                 yardsticks, tokens = self._stock(recipe, path, missing)
                 cases: list[dict[str, Any]] = []
                 for way in PATHS if self._is_gpu else ("split",):
@@ -150,11 +159,15 @@ class Sweep:
                     "noise": yardsticks.noise,
                     "typical_noise": yardsticks.typical_noise,
                     "missing": yardsticks.missing,
+                    "repeats": yardsticks.repeats,
+                    "same_token": yardsticks.same_token,
                 }
         layers = {line.split("layer ")[1].split()[0] for line in self._said if "layer " in line}
         result["reasons"] = sorted({line.split(": ", 1)[-1] for line in self._said})
         result["stock_layers"] = len(layers)
-        result["passed"] = all(case["passed"] for case in result["cases"]) and len(layers) == recipe.stock_layers
+        is_stock = self._is_gpu and recipe.name in STOCK_ON_GPUS
+        has_expected = bool(layers) if is_stock else len(layers) == recipe.stock_layers
+        result["passed"] = all(case["passed"] for case in result["cases"]) and has_expected
         return result
 
     def _stock(self, recipe: Recipe, path: Path, missing: Path) -> tuple[Yardsticks, list[int]]:
@@ -163,15 +176,16 @@ class Sweep:
         with Model(self._bindings, path, device) as model:
             tokens = np.random.default_rng(3).integers(0, model.n_vocab, sum(PASSES)).tolist()
             stock = model.evaluate(tokens, PASSES, output, n_threads=1)
+            repeats = stock.tobytes() == model.evaluate(tokens, PASSES, output, n_threads=1).tobytes()
             others = [model.evaluate(tokens, passes, output, n_threads=1) for passes in OTHER_PASSES]
         if self._is_gpu:
             with Model(self._bindings, path, "cpu") as model:
-                others.append(model.evaluate(tokens, PASSES, output, n_threads=1))
+                others.append(model.evaluate(tokens, PASSES, output, n_threads=len(os.sched_getaffinity(0))))
         with Model(self._bindings, missing, device) as model:
             without = nmse(model.evaluate(tokens, PASSES, output, n_threads=1), stock)
         noise, same_token = max(nmse(o, stock) for o in others), min(same_share(o, stock) for o in others)
         typical_noise = max(typical_nmse(o, stock) for o in others)
-        return Yardsticks(stock, noise, typical_noise, same_token, without), tokens
+        return Yardsticks(stock, noise, typical_noise, same_token, without, repeats), tokens
 
     def _cases(
         self, recipe: Recipe, path: Path, way: str, tokens: list[int], yardsticks: Yardsticks, capacity: int

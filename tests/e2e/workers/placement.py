@@ -48,6 +48,7 @@ class Model:
         params.use_extra_bufts = False
         params.load_mtp = True
         params.n_gpu_layers = 0 if device == "cpu" else 99
+        self._is_on_cpu = device == "cpu"
         if device == "gpu_host_experts":
             self._overrides = bindings.keep_in_host_memory(params)
         self.handle = self._core.llama_model_load_from_file(str(path).encode(), params)
@@ -99,6 +100,8 @@ class Model:
         params.embeddings = output == "embeddings"
         params.pooling_type = core.LLAMA_POOLING_TYPE_NONE
         params.ctx_type = CONTEXT_TYPE_MTP if output == "draft" else 0
+        # llama.cpp would give large passes of a model on the CPU to a GPU
+        params.op_offload = params.offload_kqv = not self._is_on_cpu
         if on_node is not None:
             params.cb_eval = on_node
         context = core.llama_init_from_model(self.handle, params)

@@ -35,6 +35,9 @@ has zero slots too."""
 
 _NUMBER_OF = {kind.name: number for number, kind in GGML_TYPES.items()}
 _SIZES = {kind.name: (kind.block_elements, kind.block_bytes) for kind in GGML_TYPES.values()}
+_SCALES = ("_exps.scale", "_exps.input_scale")
+_TENSOR_COUNT_AT = 8
+"""In a GGUF file: behind its magic number and version."""
 _BASE_EXPERTS = 2
 """Experts that are encoded; the others have the same rows in another order, since encoding is slow."""
 
@@ -132,13 +135,24 @@ class Encoder:
         return out
 
 
-def make_model(recipe: Recipe, kind: str, encoder: Encoder, out: Path, *, without_odd_experts: bool = False) -> int:
+def make_model(
+    recipe: Recipe,
+    kind: str,
+    encoder: Encoder,
+    out: Path,
+    *,
+    without_odd_experts: bool = False,
+    without_scales: bool = False,
+) -> int:
     """Writes the model with the expert weights of KINDS[kind], and returns their bytes.
 
     Without every second expert, whose down projection is zero then: what a branch that is left out would look like.
+    Without the experts' scales, which files of few weight types have and which bar the upload path.
     """
-    tensors = tuple(_with_types(recipe.tensors, KINDS[kind]))
+    kept = [t for t in recipe.tensors if not (without_scales and t.name.endswith(_SCALES))]
+    tensors = tuple(_with_types(kept, KINDS[kind]))
     head = bytearray(recipe.metadata)
+    struct.pack_into("<Q", head, _TENSOR_COUNT_AT, len(tensors))
     offset = 0
     for tensor in tensors:
         name = tensor.name.encode()

@@ -1,0 +1,200 @@
+// The link's share of cold experts in steps of few tokens (paper 3.4): measuring it, the views through which the GPU reads experts in place, and
+// the tables that say which it can read. A part of placement.h.
+
+#include "placement.h"
+
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <limits>
+#include <thread>
+
+// Seconds per byte that the products of a link's share take, launches included, with so many experts in a step, until `is_done`. 0 where they fail.
+static double measure_products(
+        ggml_backend_dev_t device, const ostinato_link & link, const std::vector<int32_t> & places, size_t n_together, const std::atomic<bool> & is_done) {
+    const auto tensor = [](const ggml_tensor * t) { return const_cast<ggml_tensor *>(t); };
+    const ostinato_expert_ffn & experts = link.experts;
+    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
+    const ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+    ggml_tensor * x      = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, experts.gate->ne[0], 1, 1);
+    ggml_tensor * ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, (int64_t) n_together, 1);
+    ggml_tensor * gate   = ggml_mul_mat_id(ctx.get(), tensor(experts.gate), x, ids);
+    ggml_tensor * hidden = ggml_swiglu_split(ctx.get(), gate, ggml_mul_mat_id(ctx.get(), tensor(experts.up), x, ids));
+    ggml_cgraph * graph  = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, ggml_mul_mat_id(ctx.get(), tensor(experts.down), hidden, ids));
+    const ggml_backend_buffer_ptr buffer(backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr);
+    if (!buffer) {
+        return 0.0;
+    }
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    const size_t bytes = 2*link.columns*experts.gate->nb[1] + experts.down->ne[1]*ggml_row_size(experts.down->type, link.columns);
+    size_t n_read = 0;
+    const int64_t begin_us = ggml_time_us();
+    do {
+        for (size_t first = 0; first + n_together <= places.size(); first += n_together) {
+            ggml_backend_tensor_set(ids, places.data() + first, 0, n_together*sizeof(int32_t));
+            if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
+                return 0.0;
+            }
+            n_read += n_together*bytes;
+        }
+    } while (!is_done.load());
+    return (ggml_time_us() - begin_us)*1e-6/n_read;
+}
+
+// Both sides of link sharing at once, each with half of the experts' columns to itself, as in decode steps of a few cold routes.
+void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
+    constexpr size_t DECODE = 2; // cold experts of a layer in a step
+    const int64_t step = ostinato_link_step(*layer.ffn);
+    const ggml_context_ptr ctx(ggml_init({ 6*ggml_tensor_overhead(), nullptr, true }));
+    const ostinato_link link = make_link(g, i, (int32_t) (layer.ffn->n_ff()/2/step*step), ctx.get(), g.state.get());
+    ostinato_speeds & speeds = g.client.speeds;
+    if (link.columns == 0) {
+        return;
+    }
+    std::vector<int32_t> places;
+    for (const int32_t e : experts) {
+        const int32_t place = place_of(g.layers[i], e, link);
+        if (place >= 0) {
+            places.push_back(place);
+        }
+    }
+    if (places.size() < DECODE) {
+        return;
+    }
+    std::atomic<bool> is_done { false };
+    double in_place = 0.0;
+    std::thread products([&] { in_place = measure_products(g.device, link, places, DECODE, is_done); });
+    speeds.cpu_row_beside_link = ostinato_cold_team(limits.n_threads).measure(layer, experts, 1, DECODE);
+    is_done.store(true);
+    products.join();
+    speeds.in_place_beside_cpu = in_place > 0.0 ? in_place : std::numeric_limits<double>::infinity();
+    speeds.cpu_row = std::min(speeds.cpu_row, speeds.cpu_row_beside_link); // else its own measurement was disturbed
+}
+
+// Hidden columns that the link gets of the group's layer: where both sides work at their speeds, they end together (paper 3.4).
+int32_t ostinato_placement::link_columns(const group & g, size_t i) const {
+    const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
+    if (limits.link_percent < 0) {
+        return 0;
+    }
+    const double link = 1.0/g.client.speeds.in_place_beside_cpu;
+    const double cpu  = 1.0/g.client.speeds.cpu_row_beside_link;
+    const double share = limits.link_percent > 0 ? limits.link_percent/100.0 : link/(link + cpu);
+    const int64_t step = ostinato_link_step(ffn);
+    return (int32_t) std::min((int64_t) (share*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step);
+}
+
+// Views of the layer's experts where they are in host memory, `columns` hidden columns wide. Without columns where no kernel takes them.
+ostinato_link ostinato_placement::make_link(const group & g, size_t i, int32_t columns, ggml_context * ctx, ggml_backend_buffer_t buffer) const {
+    const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
+    const int kind = kind_of[g.layers[i]];
+    char * place   = kind >= 0 ? arena->base(kind) : nullptr;
+    const bool has_kernels = g.is_skipping[i] && (ffn.gate || ffn.gate_up) && ffn.n_ff() % ostinato_link_step(ffn) == 0;
+    ostinato_link link;
+    if (columns == 0 || !has_kernels || (!place && !ostinato_is_page_locked(ffn.down))) {
+        return link;
+    }
+    const ostinato_record record(ffn);
+    // so many rows of columns of a weight, of every expert, where the weight is in a place or the loader put it
+    const auto view = [&](const ggml_tensor * ostinato_expert_ffn::* member, int64_t n_columns, int64_t first_row, int64_t n_rows) {
+        const ggml_tensor * weight = ffn.*member;
+        const size_t w = std::find_if(std::begin(ostinato_record_weights), std::end(ostinato_record_weights),
+            [&](const ostinato_record_weight & at) { return at.member == member; }) - std::begin(ostinato_record_weights);
+        ggml_tensor * t = ggml_new_tensor_3d(ctx, weight->type, n_columns, n_rows, 1 << 20); // as many as ids name
+        ggml_format_name(t, "%s (link)", weight->name);
+        t->nb[1]  = weight->nb[1];
+        t->nb[2]  = kind >= 0 ? record.stride : weight->nb[2];
+        t->nb[3]  = t->nb[2]*t->ne[2];
+        t->buffer = buffer;
+        t->data   = (kind >= 0 ? record.at(place, 0, w) : (char *) weight->data) + first_row*weight->nb[1];
+        return t;
+    };
+    // the same rows of a bias
+    const auto bias = [&](const ggml_tensor * ostinato_expert_ffn::* member, int64_t first_row) -> ggml_tensor * {
+        ggml_tensor * all = g.biases.empty() ? nullptr : const_cast<ggml_tensor *>(g.biases[i].*member);
+        return all ? ggml_view_2d(ctx, all, columns, all->ne[1], all->nb[1], first_row*all->nb[0]) : nullptr;
+    };
+    using member = ostinato_expert_ffn;
+    if (ffn.gate_up) {
+        link.experts.gate   = view(&member::gate_up, ffn.n_in(), 0, columns);
+        link.experts.up     = view(&member::gate_up, ffn.n_in(), ffn.n_ff(), columns);
+        link.experts.gate_b = bias(&member::gate_up_b, 0);
+        link.experts.up_b   = bias(&member::gate_up_b, ffn.n_ff());
+    } else {
+        link.experts.gate   = view(&member::gate, ffn.n_in(), 0, columns);
+        link.experts.up     = view(&member::up, ffn.n_in(), 0, columns);
+        link.experts.gate_b = bias(&member::gate_b, 0);
+        link.experts.up_b   = bias(&member::up_b, 0);
+    }
+    link.experts.down = view(&member::down, columns, 0, ffn.n_out()); // its bias is the CPU branch's to add
+    link.columns = columns;
+    return link;
+}
+
+void ostinato_placement::add_links(group & g) {
+    size_t bytes = 0;
+    for (const size_t i : g.layers) {
+        bytes += (layers[i].n_experts*sizeof(int32_t) + 255)/256*256;
+    }
+    g.link_buffer.reset(ggml_backend_buft_alloc_buffer(g.memory.buft, bytes));
+    if (!g.link_buffer) {
+        return; // the CPU branch computes everything
+    }
+    ggml_backend_buffer_set_usage(g.link_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    g.link_ctx.reset(ggml_init({ 6*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    char * table = (char *) ggml_backend_buffer_get_base(g.link_buffer.get());
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_placed_layer & layer = layers[g.layers[i]];
+        ostinato_link & link = g.links.emplace_back(make_link(g, i, link_columns(g, i), g.link_ctx.get(), g.link_buffer.get()));
+        if (link.columns == 0) {
+            continue;
+        }
+        link.table = ggml_new_tensor_1d(g.link_ctx.get(), GGML_TYPE_I32, layer.n_experts);
+        link.table->buffer = g.link_buffer.get();
+        link.table->data   = table;
+        table += (layer.n_experts*sizeof(int32_t) + 255)/256*256;
+    }
+}
+
+// The id of an expert in its layer's link, -1 where the GPU cannot read it. Kernels count blocks in 32 bits.
+int32_t ostinato_placement::place_of(size_t layer, int32_t expert, const ostinato_link & link) const {
+    const int kind = kind_of[layer];
+    int64_t place  = expert;
+    if (kind >= 0) {
+        place = places[layer][expert] ? (places[layer][expert] - arena->base(kind))/(int64_t) link.experts.down->nb[2] : -1;
+    }
+    size_t stride_blocks = 0;
+    for (const ggml_tensor * t : { link.experts.gate, link.experts.up, link.experts.down }) {
+        stride_blocks = std::max(stride_blocks, t->nb[2]/ggml_type_size(t->type));
+    }
+    return (place + 1)*(int64_t) stride_blocks <= std::numeric_limits<int32_t>::max() ? (int32_t) place : -1;
+}
+
+void ostinato_placement::write_link_tables(group & g) {
+    for (size_t i = 0; i < g.links.size(); ++i) {
+        const ostinato_link & link = g.links[i];
+        if (link.columns == 0) {
+            continue;
+        }
+        const size_t layer = g.layers[i];
+        std::vector<int32_t> table;
+        for (int32_t e = 0; e < layers[layer].n_experts; ++e) {
+            table.push_back(place_of(layer, e, link));
+            linked[layer][e] = table.back() >= 0;
+        }
+        g.memory.copy(link.table->data, table.data(), table.size()*sizeof(int32_t));
+    }
+}
+
+const ostinato_link * ostinato_placement::link(size_t layer, int64_t n_tokens) const {
+    const group & g = *groups[group_of[layer]];
+    if (g.links.empty() || n_tokens > limits.link_tokens || staging(layer, n_tokens)) {
+        return nullptr;
+    }
+    const ostinato_link & link = g.links[index_in_group[layer]];
+    return link.columns > 0 ? &link : nullptr;
+}
+
