@@ -3,28 +3,29 @@
     python benchmarks/replay.py --libraries BIN --model MODEL.gguf --sessions TRACES.jsonl.gz --out DIR \\
         --gpu-memory 12 --development 4 --held-out 4 --turns 12 --max-tokens-per-session 16384
 
-Needs numpy and the bindings, and of this project `errors`, `bindings`, `profiles`, `bench` and `cli.text`: what can be
-carried to a machine that has nothing else. Results are kept turn by turn in DIR/turns.jsonl; --resume continues.
+Needs numpy and the bindings, and of this project `errors`, `bindings`, `profiles` and `bench`: what can be carried to a
+machine that has nothing else. Results are kept turn by turn in DIR/turns.jsonl; --resume continues.
+
+With --seconds it takes no longer: candidates are not tried after SEARCH_SHARE of the time, and as many turns of the
+held-out sessions are timed as fit by what the trials took; the report says which.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from ostinatod.bench.comparison import compare
+from text_table import text_table
+from this_machine import expected, machine
+
+from ostinatod.bench.comparison import Comparison, compare
 from ostinatod.bench.conclusion import concluded, write_report
 from ostinatod.bench.plan import Wanted, planned, read_settings
 from ostinatod.bench.report import Table, search_table, tables
 from ostinatod.bench.sessions import Limits
-from ostinatod.bench.settings import upload_thresholds
-from ostinatod.cli.text import table
+from ostinatod.bench.settings import ostinato_candidates, stock_candidates, upload_thresholds
 from ostinatod.errors import OstinatoError
 
 
@@ -46,18 +47,19 @@ class Lines:
         print(text, file=sys.stderr, flush=True)
 
 
-def machine() -> str:
-    """Processor, cores and GPUs of this machine."""
-    names = [platform.processor() or platform.machine(), f"{len(os.sched_getaffinity(0))} cores"]
-    if tool := shutil.which("nvidia-smi"):
-        told = subprocess.run([tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
-        names += told.stdout.split("\n")[:-1]
-    return ", ".join(names)
-
-
 def show(item: Table) -> None:
     """Print a table."""
-    print(f"\n{item.title}\n{table(item.header, item.rows)}", flush=True)
+    print(f"\n{item.title}\n{text_table(item.header, item.rows)}", flush=True)
+
+
+def loads(plan: Comparison) -> int:
+    """How often the model will be loaded, at most."""
+    settings = plan.candidates or (
+        *ostinato_candidates(plan.threads, plan.uploads),
+        *stock_candidates(1, plan.threads, on_gpu=plan.on_gpu),
+    )
+    by_kind = [sum(setting.kind == kind for setting in settings) for kind in plan.kinds]
+    return 1 + sum(count for count in by_kind if count > 1) + len(plan.kinds) * plan.repeats
 
 
 def main() -> int:
@@ -69,7 +71,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--gpu-memory", type=float, metavar="GB", help="of all GPUs, for everything")
-    parser.add_argument("--hot-share", type=float, help="of all experts that GPUs hold, in place of --gpu-memory")
+    parser.add_argument("--hot-share", type=float, help="of all experts that is hot, in place of --gpu-memory")
     parser.add_argument("--held-out", type=int)
     parser.add_argument("--development", type=int)
     parser.add_argument("--turns", type=int)
@@ -81,6 +83,8 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, help="a JSON list of settings in place of those that are searched")
     parser.add_argument("--trial-turns", type=int, help="of each development session, for trying candidates")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--pin-bytes", type=int, default=0, help="to page-lock at most; else what the system can spare")
+    parser.add_argument("--seconds", type=float, help="for all of it")
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     wanted = Wanted(
@@ -95,9 +99,12 @@ def main() -> int:
         candidates=read_settings(arguments.settings) if arguments.settings else None,
         repeats=arguments.repeats,
         trial_turns=arguments.trial_turns,
+        pin_bytes=arguments.pin_bytes,
+        seconds=arguments.seconds,
     )
     try:
         plan = planned(wanted, arguments.libraries, arguments.model, on_gpu=arguments.device == "gpu")
+        print(expected(loads(plan), arguments.model, plan.seconds, "turns"), file=sys.stderr, flush=True)
         outcome = compare(plan, arguments.out, Lines(), resume=arguments.resume)
     except OstinatoError as error:
         print(error, file=sys.stderr)

@@ -1,12 +1,15 @@
 """What a decode step and a prefill cost with growing context, pool and threads: stock llama.cpp against hot experts.
 
     python benchmarks/scaling.py --libraries BIN --model MODEL.gguf --sessions TRACES.jsonl.gz --out scaling.json \\
-        --contexts 1024,4096,16384,65536 --shares 0.1,0.25,0.5,0.75,1 --threads 2,4,8,15
+        --contexts 1024,4096,16384,65536 --shares 0.1,0.25,0.5,0.75,1 --threads 2,4,8,15 --seconds 300
 
 Three sweeps, each with the other two values fixed (--share, the first context, all threads): contexts, shares of the
-experts on the GPU, threads. The hot experts are learned from development sessions for each share, and the tokens read
-are those of held-out ones. Stock keeps as many whole layers on the GPU as fit into the same memory, page-locked,
-uploading from 32 tokens, with the threads of the CPU branch. Results are written after every point.
+experts that are hot, threads. The hot experts are learned from development sessions for each share, and the tokens read
+are those of held-out ones. Stock keeps as many whole layers on the GPU as fit into the memory of hot experts and
+staging buffer, page-locked, uploading from 32 tokens, with the threads of the CPU branch.
+
+Results are written after every point. With --seconds, points that would not fit are left out and named; with --resume,
+those that are in the file are not measured again.
 """
 
 from __future__ import annotations
@@ -21,13 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ostinatod.bench.comparison import Steps
-from ostinatod.bench.jobs import run_job
-from ostinatod.bench.learning import learn
+from this_machine import expected, machine, write_json
+
+from ostinatod.bench.comparison import END_S, Steps
+from ostinatod.bench.jobs import OUT_OF_TIME
+from ostinatod.bench.memory import memory_for
 from ostinatod.bench.plan import Wanted, planned
 from ostinatod.bench.sessions import Limits, of_part
 from ostinatod.bench.settings import Setting, as_json, cpu_layers_for
 from ostinatod.errors import EngineError, OstinatoError
+
+SPARE_TOKENS = 512
+"""Of the context, beyond the deepest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +77,61 @@ def settings(point: Point, cpu_layers: int, *, on_gpu: bool) -> list[Setting]:
     return [stock, Setting("ostinato", "ostinato", threads=point.threads)]
 
 
-def measure(steps: Steps, arguments: argparse.Namespace) -> Iterator[Mapping[str, Any]]:
-    """One row for each point, side and context; a side that fails has a row with its reason."""
-    plan = steps.plan
-    steps.tokenize()
-    steps.n_ctx = max(steps.n_ctx, max(arguments.contexts) + max(arguments.lengths) + 512)
-    counted, _ = steps.count()
-    held_out = list(of_part(steps.sessions, "held-out"))
-    for point in points(arguments):
-        learned = learn(counted, plan.experts, round(point.share * plan.experts.places().total_bytes))
-        steps.keep_hot(learned)
-        cpu_layers = cpu_layers_for(plan.experts, learned.pool_bytes) if plan.on_gpu else 0
-        for setting in settings(point, cpu_layers, on_gpu=plan.on_gpu):
-            rows: list[Mapping[str, Any]] = []
-            job = {
-                **steps.model_job("sweep", held_out, setting),
-                "depths": point.contexts,
-                "lengths": arguments.lengths,
-                "decode_tokens": arguments.decode_tokens,
-                "repeats": arguments.repeats,
-            }
-            own = {"sweep": point.sweep, "share": point.share, "setting": as_json(setting)}
-            try:
-                run_job(job, setting, rows.append)
-            except EngineError as error:
-                yield {**own, "failed": error.message}
-            yield from ({**own, **row} for row in rows if row["event"] == "depth")
+class Sweeps:
+    """Measures points; `rows` are those that are known, and are not measured again."""
+
+    def __init__(self, steps: Steps, arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+        self.steps, self.arguments, self.rows = steps, arguments, rows
+        self.left_out: list[str] = []
+        self._walls: dict[str, float] = {}
+
+    def measure(self) -> Iterator[dict[str, Any]]:
+        """One row for each point, side and context; a side that fails has a row with its reason."""
+        steps, plan = self.steps, self.steps.plan
+        steps.tokenize()
+        steps.n_ctx = max(steps.n_ctx, max(self.arguments.contexts) + max(self.arguments.lengths) + SPARE_TOKENS)
+        counted, _ = steps.count()
+        for point in points(self.arguments):
+            hot_bytes = point.share * plan.experts.places().total_bytes
+            learned = steps.learned(counted, memory_for(hot_bytes) if plan.on_gpu else round(hot_bytes))
+            steps.keep_hot(learned)
+            cpu_layers = cpu_layers_for(plan.experts, learned.pool_bytes) if plan.on_gpu else 0
+            for setting in settings(point, cpu_layers, on_gpu=plan.on_gpu):
+                yield from self._point(point, steps.limited(setting, learned.pool_bytes))
+
+    def _point(self, point: Point, setting: Setting) -> Iterator[dict[str, Any]]:
+        # As it comes out of a file, so that it can be compared with what is known.
+        own = json.loads(json.dumps({"sweep": point.sweep, "share": point.share, "setting": as_json(setting)}))
+        known = {row["context"] for row in self.rows if "context" in row and all(row[key] == own[key] for key in own)}
+        contexts = sorted(set(point.contexts) - known)
+        if not contexts:
+            return
+        words = f"{point.sweep} {point.share:.2f} {setting.name} {setting.threads or 'all'} threads"
+        # What another point of the same side has taken is what this one takes at least.
+        if self.steps.left_s < self._walls.get(setting.kind, 0.0) + END_S:
+            self.left_out.append(words)
+            return
+        job = {
+            **self.steps.model_job("sweep", list(of_part(self.steps.sessions, "held-out")), setting),
+            "depths": contexts,
+            "lengths": self.arguments.lengths,
+            "decode_tokens": self.arguments.decode_tokens,
+            "repeats": self.arguments.repeats,
+        }
+        begun, failed = time.monotonic(), ""
+        found: list[Mapping[str, Any]] = []
+        try:
+            self.steps.run(job, setting, found.append)
+        except EngineError as error:
+            failed = error.message
+        rows = [{**own, **row} for row in found if row["event"] == "depth"]
+        yield from rows
+        if failed and failed != OUT_OF_TIME:
+            yield {**own, "failed": failed}
+        elif len(rows) < len(contexts):
+            self.left_out.append(f"{words}, contexts from {contexts[len(rows)]:,}")
+        took = time.monotonic() - begun
+        self._walls[setting.kind] = min(took, self._walls.get(setting.kind, took))
 
 
 def line_of(row: Mapping[str, Any]) -> str:
@@ -130,7 +167,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens-per-session", type=int, default=16384)
     parser.add_argument("--lengths", type=numbers, default=(128, 512, 2048))
     parser.add_argument("--decode-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--pin-bytes", type=int, default=0, help="to page-lock at most; else what the system can spare")
+    parser.add_argument("--seconds", type=float, help="for all of it")
+    parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args(given)
     wanted = Wanted(
         trace=arguments.sessions,
@@ -139,20 +179,40 @@ def main(given: Sequence[str] | None = None) -> int:
         limits=Limits(arguments.turns, arguments.max_tokens_per_session),
         hot_share=arguments.share,
         threads=arguments.base_threads,
+        pin_bytes=arguments.pin_bytes,
+        seconds=arguments.seconds,
     )
-    rows: list[Mapping[str, Any]] = []
+    rows = known_rows(arguments.out) if arguments.resume else []
     try:
         plan = planned(wanted, arguments.libraries, arguments.model, on_gpu=arguments.device == "gpu")
+        count = 2 * sum(1 for _ in points(arguments))
+        print(expected(1 + count, arguments.model, plan.seconds, "points"), file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as directory:
-            for row in measure(Steps(plan, Notes(), Path(directory)), arguments):
+            sweeps = Sweeps(Steps(plan, Notes(), Path(directory)), arguments, rows)
+            told = {
+                "command": " ".join(sys.argv),
+                "date": time.strftime("%Y-%m-%d"),
+                "machine": machine(),
+                "rows": rows,
+            }
+            for row in sweeps.measure():
                 rows.append(row)
                 print(line_of(row), flush=True)
-                told = {"command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"), "rows": rows}
-                arguments.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+                write_json(arguments.out, {**told, "left_out": sweeps.left_out})
+        write_json(arguments.out, {**told, "left_out": sweeps.left_out})
     except OstinatoError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    print("".join(f"left out for want of time: {words}\n" for words in sweeps.left_out), end="")
     return 1 if any("failed" in row for row in rows) else 0
+
+
+def known_rows(file: Path) -> list[dict[str, Any]]:
+    """Rows of an earlier run that did not fail."""
+    if not file.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if "failed" not in row]
 
 
 if __name__ == "__main__":

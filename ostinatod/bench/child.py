@@ -110,7 +110,7 @@ def _replay(bindings: Bindings, job: Job, log: EngineLog) -> None:
     for session in sessions:
         done = job["done"].get(session.id, 0)
         if done < len(session.turns):
-            replay_session(model, session, hot, _telling(session.id), done=done)
+            replay_session(model, session, hot, _telling(session.id), done=done, until=job["until"])
 
 
 def _sweep(bindings: Bindings, job: Job, log: EngineLog) -> None:
@@ -118,7 +118,7 @@ def _sweep(bindings: Bindings, job: Job, log: EngineLog) -> None:
     model = _load(bindings, job, log, counted=False)
     sessions = [item for item in read_sessions(Path(job["sessions"])) if item.id in job["only"]]
     tokens = _endless(sessions)
-    for row in sweep(model, tokens, job["depths"], job["lengths"], job["decode_tokens"], job["repeats"]):
+    for row in sweep(model, tokens, job["depths"], job["lengths"], job["decode_tokens"], job["repeats"], job["until"]):
         tell("depth", **row)
 
 

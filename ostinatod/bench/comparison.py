@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ostinatod.bench.jobs import run_job
+from ostinatod.bench.budget import Pace, affordable
+from ostinatod.bench.jobs import OnEvent, run_job
 from ostinatod.bench.learning import Chosen, Learned, chosen_from_json, learn, session_routes
+from ostinatod.bench.memory import hot_bytes_within, pool_limit
 from ostinatod.bench.results import ResultFile, TurnResult, continue_results
 from ostinatod.bench.sessions import Limits, Part, Session, of_part, read_sessions
 from ostinatod.bench.settings import (
@@ -26,15 +29,18 @@ from ostinatod.bench.settings import (
     ostinato_candidates,
     stock_candidates,
 )
-from ostinatod.errors import EngineError, EngineLoadError, RequestError
+from ostinatod.bench.trials import Trials
+from ostinatod.errors import EngineError, RequestError
 from ostinatod.profiles.experts import ModelExperts
 from ostinatod.profiles.route_log import SessionRoutes
 
 RESULTS_FILE = "turns.jsonl"
 CONTEXT_STEP = 256
 """Contexts are made in multiples of so many tokens."""
-MORE_LAYERS_TRIED = 4
-"""Layers more that are left on the CPU, one after the other, where a stock setting does not fit."""
+SEARCH_SHARE = 0.45
+"""Of the time there is: no candidate is begun after it."""
+END_S = 4.0
+"""A process is asked to end so long before it is ended."""
 
 
 class Progress(Protocol):
@@ -66,6 +72,8 @@ class Comparison:
     candidates      settings in place of those that would be searched
     kinds           what is compared
     trial_turns     of each development session, which candidates are tried with
+    pin_bytes       host memory that ostinato may page-lock, 0 for what the system can spare
+    seconds         for all of it, of which SEARCH_SHARE at most for trying candidates; None for as long as it takes
     """
 
     libraries: Path
@@ -84,6 +92,8 @@ class Comparison:
     kinds: Sequence[SettingKind] = ("ostinato", "stock")
     repeats: int = 1
     trial_turns: int | None = None
+    pin_bytes: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +125,13 @@ def compare(plan: Comparison, out: Path, progress: Progress, *, resume: bool) ->
         request = run.request()
         file = continue_results(out / RESULTS_FILE, request) if resume else None
         if file is None:
-            chosen = run.choose(run.learn())
+            chosen = run.shortened(run.choose(run.learn()))
             file = ResultFile(out / RESULTS_FILE, request, chosen.as_json())
         else:
             progress.note(f"continuing after {len(file.turns)} turns")
             chosen = chosen_from_json(file.chosen)
         with file:
+            run.keep_timed(chosen.timed)
             run.keep_hot(chosen.learned)
             failures = run.time(chosen.settings, file)
     if not file.turns:
@@ -139,6 +150,14 @@ class Steps:
     sessions: list[Session] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     n_ctx: int = 0
+    paces: dict[str, Pace] = field(default_factory=dict)
+    """Of candidates that were tried to their end, by name."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return float("inf") if self.plan.seconds is None else self.plan.seconds - (time.monotonic() - self.started)
 
     def tokenize(self) -> None:
         """Turn the sessions into tokens. Raises RequestError where none of a part is left."""
@@ -159,7 +178,7 @@ class Steps:
             "limits": asdict(limits),
             "out": str(self._sessions_file),
         }
-        run_job(job, Setting("reading sessions", "stock"), on_event)
+        self.run(job, Setting("reading sessions", "stock"), on_event)
         found = read_sessions(self._sessions_file)
         self.sessions = [session for session in found if session.turns]
         self.skipped = [session.id for session in found if not session.turns]
@@ -200,7 +219,13 @@ class Steps:
             self.progress.note(
                 f"{dense_bytes / 1e9:.2f} GB for everything but experts leave {pool_bytes / 1e9:.2f} GB for experts"
             )
-        return learn(counted, self.plan.experts, pool_bytes)
+        return self.learned(counted, pool_bytes)
+
+    def learned(self, counted: Sequence[SessionRoutes], pool_bytes: int) -> Learned:
+        """The hot experts where so many bytes may be taken by experts, on a GPU with the staging buffer."""
+        experts = self.plan.experts
+        hot_bytes = hot_bytes_within(pool_bytes, experts.places().total_bytes) if self.plan.on_gpu else pool_bytes
+        return learn(counted, experts, pool_bytes, hot_bytes)
 
     def count(self) -> tuple[list[SessionRoutes], int]:
         """The routes of the development sessions, and the GPU memory of everything but experts."""
@@ -220,7 +245,7 @@ class Steps:
         # All experts in host memory: what is then on GPUs is what every setting has there.
         every_layer = plan.experts.layers[-1] + 1
         learning = Setting("learning", "stock", cpu_layers=every_layer, load_mode="none", threads=plan.threads)
-        run_job(self.model_job("count", sessions, learning), learning, on_event)
+        self.run(self.model_job("count", sessions, learning), learning, on_event)
         return counted, dense_bytes
 
     def choose(self, learned: Learned) -> Chosen:
@@ -232,16 +257,67 @@ class Steps:
             cpu_layers = cpu_layers_for(plan.experts, learned.pool_bytes) if plan.on_gpu else 0
             stock = stock_candidates(cpu_layers, plan.threads, on_gpu=plan.on_gpu)
             candidates = [*ostinato_candidates(plan.threads, plan.uploads), *stock]
-        search: list[Mapping[str, Any]] = []
+        candidates = [self.limited(setting, learned.pool_bytes) for setting in candidates]
+        sessions = list(of_part(self.sessions, "development"))
+
+        def replay(setting: Setting, on_event: OnEvent) -> None:
+            job = {**self.model_job("replay", sessions, setting), "turns": plan.trial_turns, "done": {}}
+            self.run(job, setting, on_event)
+
+        trials = Trials(
+            replay,
+            turns=sum(len(session.turns[: plan.trial_turns]) for session in sessions),
+            layers=plan.experts.layers[-1] + 1 if plan.on_gpu else 0,
+            is_time=lambda: plan.seconds is None or self.left_s >= (1 - SEARCH_SHARE) * plan.seconds,
+            show=self.progress.update,
+            note=self.progress.note,
+        )
         settings: list[Setting] = []
         for kind in plan.kinds:
             of_kind = [setting for setting in candidates if setting.kind == kind]
-            if len(of_kind) == 1:
-                settings += of_kind
-                continue
-            timed = [found for setting in of_kind if (found := self._try(setting, search))]
-            settings += [min(timed, key=lambda item: item[0])[1]] if timed else []
-        return Chosen(learned, tuple(settings), tuple(search))
+            only = of_kind[0] if len(of_kind) == 1 else None
+            # What must fit into a time is also tried for its pace.
+            best = trials.quickest(of_kind) if only is None or plan.seconds is not None else only
+            settings += [found for found in (best or only,) if found]
+        self.paces = trials.paces
+        return Chosen(learned, tuple(settings), tuple(trials.search))
+
+    def limited(self, setting: Setting, gpu_bytes: int) -> Setting:
+        """With no more memory of the GPU than stock may have for experts; an engine would take all there is."""
+        if setting.kind != "ostinato" or not self.plan.on_gpu:
+            return setting
+        limit, pinned = setting.pool_bytes or pool_limit(gpu_bytes), setting.pin_bytes or self.plan.pin_bytes
+        return replace(setting, pool_bytes=limit, pin_bytes=pinned)
+
+    def shortened(self, chosen: Chosen) -> Chosen:
+        """With as much of the held-out sessions as the time suffices for, by what the trials took."""
+        if self.plan.seconds is None or not self.paces:
+            return chosen
+        sessions = list(of_part(self.sessions, "held-out"))
+        paces = [self._pace(setting) for setting in chosen.settings] * self.plan.repeats
+        timed = affordable(paces, sessions, self.left_s - END_S)
+        expected = sum(pace.seconds(timed) for pace in paces)
+        self.progress.note(
+            f"{len(timed)} held-out sessions with {sum(len(session.turns) for session in timed)} turns fit into the "
+            f"{self.left_s:.0f} s that are left; expected {expected:.0f} s"
+        )
+        return replace(chosen, timed={session.id: len(session.turns) for session in timed})
+
+    def _pace(self, setting: Setting) -> Pace:
+        """Of the setting's trial; of the slowest one where it had none, and nothing where no setting had."""
+        known = self.paces.values()
+        return self.paces.get(setting.name) or max(
+            known, key=lambda pace: pace.step_ms, default=Pace(0.0, 0.0, 0.0, 0.0)
+        )
+
+    def keep_timed(self, timed: Mapping[str, int] | None) -> None:
+        """Replay so many turns of these held-out sessions only; None for all."""
+        if timed is not None:
+            self.sessions = [
+                session if session.part == "development" else Limits(turns=timed[session.id]).apply(session)
+                for session in self.sessions
+                if session.part == "development" or session.id in timed
+            ]
 
     def keep_hot(self, learned: Learned) -> None:
         """Write the hot experts for the processes."""
@@ -252,8 +328,10 @@ class Steps:
         sessions = list(of_part(self.sessions, "held-out"))
         total = sum(len(session.turns) for session in sessions) * self.plan.repeats
         failures: dict[str, str] = {}
+        longest = max(len(session.turns) for session in sessions)
         # Repeat after repeat, not setting after setting: what else the machine does then falls on all of them.
-        for repeat, setting in itertools.product(range(self.plan.repeats), settings):
+        runs = list(itertools.product(range(self.plan.repeats), settings))
+        for number, (repeat, setting) in enumerate(runs):
             done = file.done(setting.name, repeat)
             is_complete = all(done.get(session.id, 0) == len(session.turns) for session in sessions)
             if is_complete or setting.name in failures:
@@ -268,40 +346,25 @@ class Steps:
                 self.progress.update(name, sum(turn.setting == name for turn in file.turns), total)
 
             try:
-                job = {**self.model_job("replay", sessions, setting), "turns": None, "done": done}
-                run_job(job, setting, on_event)
+                job = {**self.model_job("replay", sessions, setting), "turns": longest, "done": done}
+                # Who comes first must not use up what the others need.
+                others_s = sum(self._pace(other).seconds(sessions) for _, other in runs[number + 1 :])
+                self.run(job, setting, on_event, leaving_s=others_s)
+                done = file.done(setting.name, repeat)
+                if any(done.get(session.id, 0) < len(session.turns) for session in sessions):
+                    failures[setting.name] = f"the time was over after {sum(done.values())} turns"
             except EngineError as error:
                 failures[setting.name] = error.message
                 self.progress.note(f"could not go on: {error.message}")
         return failures
 
-    def _try(self, candidate: Setting, search: list[Mapping[str, Any]]) -> tuple[float, Setting] | None:
-        """Milliseconds of a candidate on the development sessions; more layers go to the CPU until it fits."""
-        sessions = list(of_part(self.sessions, "development"))
-        total = sum(len(session.turns[: self.plan.trial_turns]) for session in sessions)
-        more = MORE_LAYERS_TRIED if candidate.kind == "stock" and self.plan.on_gpu else 0
-        most = min(candidate.cpu_layers + more, self.plan.experts.layers[-1] + 1)
-        for cpu_layers in range(candidate.cpu_layers, max(candidate.cpu_layers, most) + 1):
-            setting = replace(candidate, cpu_layers=cpu_layers)
-            times: list[float] = []
+    def run(self, job: Mapping[str, Any], setting: Setting, on_event: OnEvent, *, leaving_s: float = 0.0) -> None:
+        """A job, which ends by itself when all but so much of the time is over, and is ended soon after.
 
-            def on_event(event: Mapping[str, Any], times: list[float] = times) -> None:
-                if event["event"] == "turn":
-                    times.append(event["total_ms"])
-                self.progress.update(f"trying {candidate.name}", len(times), total)
-
-            try:
-                job = {**self.model_job("replay", sessions, setting), "turns": self.plan.trial_turns, "done": {}}
-                run_job(job, setting, on_event)
-            except EngineError as error:
-                search.append({"setting": as_json(setting), "total_ms": None, "reason": error.message})
-                self.progress.note(f"could not run with {cpu_layers} layers' experts on the CPU: {error.message}")
-                if not isinstance(error, EngineLoadError):
-                    return None
-            else:
-                search.append({"setting": as_json(setting), "total_ms": round(sum(times), 2), "reason": None})
-                return sum(times), setting
-        return None
+        Raises as `run_job` does.
+        """
+        limit_s = max(0.0, self.left_s - leaving_s)
+        run_job({**job, "until": time.time() + limit_s - END_S}, setting, on_event, limit_s=limit_s)
 
     @property
     def _sessions_file(self) -> Path:

@@ -16,6 +16,7 @@ from ostinatod.bench.settings import as_json
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "plot.svg"
+_ON_GPU = "on GPUs, for every setting; ostinato's staging buffer is within it, stock's upload buffers come on top"
 
 
 def concluded(plan: Comparison, outcome: Outcome, facts: Mapping[str, Any]) -> Report:
@@ -41,6 +42,8 @@ def concluded(plan: Comparison, outcome: Outcome, facts: Mapping[str, Any]) -> R
         "coverage_development": round(learned.coverage, 4),
         "settings": [as_json(setting) for setting in outcome.chosen.settings],
         "search": list(outcome.chosen.search),
+        "seconds": plan.seconds,
+        "timed": outcome.chosen.timed,
         "loaded": dict(outcome.loaded),
         "failures": dict(outcome.failures),
     }
@@ -67,11 +70,13 @@ def _notes(plan: Comparison, outcome: Outcome) -> Iterator[str]:
     )
     yield (
         f"Experts may take {learned.pool_bytes / 1e9:.2f} GB ({learned.pool_bytes / total:.0%} of them all) "
-        f"{'on GPUs, for every setting' if plan.on_gpu else 'as hot ones; without a GPU both branches run on the CPU'}."
+        f"{_ON_GPU if plan.on_gpu else 'as hot ones; without a GPU both branches run on the CPU'}."
     )
     if plan.shapes:
         yield "The sessions are lengths from the routing log, filled with the text of recorded ones: routing is theirs."
     yield from plan.limits.described()
+    if plan.seconds is not None:
+        yield f"Planned for {plan.seconds:.0f} s: sessions are shortened, or left out, to what fits."
     if outcome.skipped:
         yield f"Left out, since their first turn does not fit: {', '.join(outcome.skipped)}."
     if len(held_out) < 2:
@@ -81,6 +86,8 @@ def _notes(plan: Comparison, outcome: Outcome) -> Iterator[str]:
         if told.get("hot_experts", n_hot) < n_hot:
             yield f"{name}: the engine kept {told['hot_experts']} of {n_hot} hot experts, more did not fit."
     yield from (f"{name} could not go to its end: {reason}" for name, reason in outcome.failures.items())
+    if outcome.failures:
+        yield "Times of a setting are those of the turns that it has; ratios and savings are of turns that both have."
 
 
 def _counted(number: int, unit: str) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,24 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 _TROUBLE = re.compile("error|failed|out of memory|unable to", re.IGNORECASE)
 _FATAL = re.compile("GGML_ASSERT|GGML_ABORT|CUDA error|terminate called")
 
+OUT_OF_TIME = "it was ended, since the time was over"
+
 STALL_S = 600.0
 """A job that tells nothing for so long hangs: loading a model of hundreds of gigabytes takes minutes."""
 
 
-def run_job(job: Mapping[str, Any], setting: Setting, on_event: OnEvent, *, stall_s: float = STALL_S) -> None:
+def run_job(
+    job: Mapping[str, Any],
+    setting: Setting,
+    on_event: OnEvent,
+    *,
+    stall_s: float = STALL_S,
+    limit_s: float = float("inf"),
+) -> None:
     """Run one job in a process of its own under the environment of a setting.
 
     Raises EngineLoadError where the model could not be loaded, EngineError with the last words of a job that ends in
-    another failure, or tells nothing for `stall_s` seconds.
+    another failure, tells nothing for `stall_s` seconds, or takes more than `limit_s`.
     """
     failed: list[Mapping[str, Any]] = []
 
@@ -50,7 +60,7 @@ def run_job(job: Mapping[str, Any], setting: Setting, on_event: OnEvent, *, stal
                 env=setting.process_environment(),
             )
             try:
-                _listen(process, sorted_out, stall_s)
+                _listen(process, sorted_out, stall_s, limit_s)
             finally:
                 process.kill()
                 process.wait()
@@ -66,8 +76,13 @@ def run_job(job: Mapping[str, Any], setting: Setting, on_event: OnEvent, *, stal
         )
 
 
-def _listen(process: subprocess.Popen[bytes], on_event: OnEvent, stall_s: float) -> None:
+def _listen(process: subprocess.Popen[bytes], on_event: OnEvent, stall_s: float, limit_s: float) -> None:
     """Hands on events until the process has ended by itself."""
+    end = time.monotonic() + limit_s
+
+    def patience() -> float:
+        return max(0.0, min(stall_s, end - time.monotonic()))
+
     lines: queue.Queue[bytes] = queue.Queue()
 
     def pump() -> None:
@@ -79,11 +94,13 @@ def _listen(process: subprocess.Popen[bytes], on_event: OnEvent, stall_s: float)
     reader = threading.Thread(target=pump, daemon=True)
     reader.start()
     try:
-        while line := lines.get(timeout=stall_s):
+        while line := lines.get(timeout=patience()):
             if line.startswith(b"{"):
                 on_event(json.loads(line))
-        process.wait(timeout=stall_s)
+        process.wait(timeout=patience())
     except (queue.Empty, subprocess.TimeoutExpired):
+        if time.monotonic() >= end:
+            raise EngineError(OUT_OF_TIME) from None
         raise EngineError(f"the engine has told nothing for {stall_s:g} s and was ended") from None
     finally:
         process.kill()

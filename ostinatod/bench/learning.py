@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 class Learned:
     """The hot experts.
 
-    pool_bytes  memory that they may take; stock's whole layers may take the same
+    pool_bytes  memory that experts may take, on a GPU with the staging buffer; stock's whole layers may take the same
     coverage    share of the routes of the development sessions
     """
 
@@ -37,12 +37,14 @@ class Chosen:
     """What was decided before anything was timed.
 
     settings  the timed ones
-    search    every candidate with its time on the development sessions, or why it could not run
+    search    every candidate with its time on the development sessions, or why it has none
+    timed     turns of each held-out session that are timed, by its id; None for all
     """
 
     learned: Learned
     settings: tuple[Setting, ...]
     search: tuple[Mapping[str, Any], ...]
+    timed: Mapping[str, int] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """For the file of results."""
@@ -53,6 +55,7 @@ class Chosen:
             "coverage": self.learned.coverage,
             "settings": [as_json(setting) for setting in self.settings],
             "search": list(self.search),
+            "timed": None if self.timed is None else dict(self.timed),
         }
 
 
@@ -62,15 +65,15 @@ def chosen_from_json(values: Mapping[str, Any]) -> Chosen:
     for row, experts in zip(hot, values["hot"], strict=True):
         row[experts] = True
     learned = Learned(values["pool_bytes"], hot, values["coverage"])
-    return Chosen(learned, tuple(map(from_json, values["settings"])), tuple(values["search"]))
+    return Chosen(learned, tuple(map(from_json, values["settings"])), tuple(values["search"]), values["timed"])
 
 
-def learn(counted: Sequence[SessionRoutes], experts: ModelExperts, pool_bytes: int) -> Learned:
-    """The experts that the daemon's planner would keep hot after these sessions."""
+def learn(counted: Sequence[SessionRoutes], experts: ModelExperts, pool_bytes: int, hot_bytes: int) -> Learned:
+    """The experts that the daemon's planner would keep hot after these sessions, in `hot_bytes` of `pool_bytes`."""
     rho = learned_rates(counted, experts.k, Forgetting())
-    hot = plan_hot(rho, experts.places(), [pool_bytes])
+    hot = plan_hot(rho, experts.places(), [hot_bytes])
     counts = sum((session.prefill + session.decode for session in counted), np.zeros(hot.shape, np.int64))
-    return Learned(pool_bytes, hot, float(counts[hot].sum() / max(1, counts.sum())))
+    return Learned(pool_bytes, hot, int(counts[hot].sum()) / max(1, int(counts.sum())))
 
 
 def session_routes(event: Mapping[str, Any], number: int) -> SessionRoutes:

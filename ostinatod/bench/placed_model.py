@@ -142,6 +142,21 @@ class PlacedModel:
         if not self._core.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise EngineError(f"the context cannot be cut at {position} tokens")
 
+    def keep_context(self, file: Path) -> None:
+        """Write the context to a file, for `restore_context`. Raises EngineError where that fails."""
+        if not self._core.llama_state_seq_save_file(self.context, os.fsencode(file), 0, None, 0):
+            raise EngineError(f"the context cannot be written to {file}")
+
+    def restore_context(self, file: Path) -> None:
+        """Have the context of another process with the same model. Raises EngineError where it does not fit."""
+        taken = ctypes.c_size_t()
+        if not self._core.llama_state_seq_load_file(self.context, os.fsencode(file), 0, None, 0, ctypes.byref(taken)):
+            raise EngineError(f"the context in {file} cannot be read")
+
+    def use_threads(self, threads: int) -> None:
+        """Compute what stock layers have on the CPU with so many threads from now on."""
+        self._core.llama_set_n_threads(self.context, threads, threads)
+
     def logits(self) -> NDArray[np.float32]:
         """(vocabulary,) of the last token."""
         row = self._core.llama_get_logits_ith(self.context, -1)
@@ -163,7 +178,11 @@ class PlacedModel:
             params.use_extra_bufts = False
         else:
             params.no_host = setting.repacked
-            patterns = [rb"blk\.%d" % layer + EXPERT_TENSORS for layer in range(setting.cpu_layers)]
+            patterns = [rb"blk\.%d" % layer + EXPERT_TENSORS for layer in setting.layers_on_cpu]
+        if setting.tensor_split:
+            # As long as llama.cpp reads it: one value for each device it can have.
+            self._split = (ctypes.c_float * core.llama_max_devices())(*setting.tensor_split)
+            params.tensor_split = self._split
         # The overrides must live until the model is loaded.
         self._overrides = self.bindings.keep_in_host_memory(params, patterns) if on_gpu else None
         handle = core.llama_model_load_from_file(str(file).encode(), params)
@@ -192,4 +211,5 @@ def _placement(setting: Setting, on_gpu: bool) -> PlacementOptions:
         upload_tokens=setting.upload_tokens,
         upload_all_tokens=setting.upload_all_tokens,
         link_percent=setting.link_percent,
+        borrow_percent=setting.borrow,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinatod.bench.comparison import Comparison
+from ostinatod.bench.memory import memory_for
 from ostinatod.bench.sessions import Limits, Part
 from ostinatod.bench.settings import Setting, SettingKind, from_json
 from ostinatod.bench.traces import SAMPLE, choose, read_traces
@@ -31,7 +32,8 @@ class Wanted:
     trace      a trace file, the bundled sessions otherwise
     shapes     sessions of which only lengths are known, in place of the trace's; its text fills them
     gpu_bytes  memory of all GPUs together
-    hot_share  of all experts, in place of memory
+    hot_share  of all experts that are hot, in place of memory
+    others     see `comparison.Comparison`
     """
 
     trace: Path | None = None
@@ -47,6 +49,8 @@ class Wanted:
     kinds: Sequence[SettingKind] = ("ostinato", "stock")
     repeats: int = 1
     trial_turns: int | None = None
+    pin_bytes: int = 0
+    seconds: float | None = None
 
 
 def planned(wanted: Wanted, libraries: Path, parts: Sequence[Path], *, on_gpu: bool) -> Comparison:
@@ -67,7 +71,8 @@ def planned(wanted: Wanted, libraries: Path, parts: Sequence[Path], *, on_gpu: b
     pool_bytes = None
     if wanted.hot_share is not None or wanted.gpu_bytes is None or not on_gpu:
         share = DEFAULT_HOT_SHARE if wanted.hot_share is None else wanted.hot_share
-        pool_bytes = round(share * experts.places().total_bytes)
+        hot_bytes = share * experts.places().total_bytes
+        pool_bytes = memory_for(hot_bytes) if on_gpu else round(hot_bytes)
     return Comparison(
         libraries=libraries,
         model=parts[0],
@@ -85,6 +90,8 @@ def planned(wanted: Wanted, libraries: Path, parts: Sequence[Path], *, on_gpu: b
         kinds=wanted.kinds,
         repeats=wanted.repeats,
         trial_turns=wanted.trial_turns,
+        pin_bytes=wanted.pin_bytes,
+        seconds=wanted.seconds,
     )
 
 

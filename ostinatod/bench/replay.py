@@ -5,6 +5,7 @@ An output token that was emitted is read in the next decode step; the last one o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,15 +72,18 @@ def replay_session(
     on_turn: Callable[[int, Mapping[str, Any]], None],
     *,
     done: int = 0,
+    until: float = float("inf"),
 ) -> None:
     """Replay a session and tell each turn with its number; the first `done` turns are read without being timed.
 
-    Raises EngineError where a pass fails.
+    No turn is begun after `until`, unix time. Raises EngineError where a pass fails.
     """
     model.rewind(0)
     model.read(session.prefix)
     counter = RouteCounter(model, hot)
     for number, turn in enumerate(session.turns):
+        if time.time() >= until:
+            return
         model.rewind(turn.reused)
         if number < done:
             model.read((*turn.new, *turn.output[:-1]))
@@ -110,7 +114,7 @@ def count_session(model: PlacedModel, session: Session) -> dict[str, Any]:
 
 def _timed(model: PlacedModel, turn: Turn, counter: RouteCounter) -> dict[str, Any]:
     ttft_ms = model.read(turn.new)
-    likely = int(model.logits().argmax())
+    likely = int(np.argmax(model.logits()))
     read = counter.since("prefill")
     decode_ms = sum(model.decode([token]) for token in turn.output[:-1])
     decoded = counter.since("decode")

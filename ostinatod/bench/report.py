@@ -83,12 +83,13 @@ def tables(report: Report) -> Iterator[Table]:
         tuple((item.setting, *map(_group, item.by_kind.values())) for item in report.settings),
     )
     yield Table(
-        "Total request time of each session",
-        ("SESSION", *(item.setting for item in report.settings)),
-        tuple(
-            (session, *(_ms(item.sessions.get(session)) for item in report.settings))
-            for session in report.settings[0].sessions
+        f"Total request time of each session, and what {report.base} saves of it; in all with 95 % intervals",
+        (
+            "SESSION",
+            *(item.setting for item in report.settings),
+            *(f"SAVED OF {item.setting}" for item in report.versus),
         ),
+        tuple(_session_rows(report)),
     )
     yield Table(
         "Where the time goes, and the share of routes that went to hot experts",
@@ -139,6 +140,13 @@ def _main_row(summary: Summary, against: Versus | None) -> tuple[str, ...]:
         _ms(summary.tpot_ms),
         "1" if against is None else _ratio(against.tpot),
     )
+
+
+def _session_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    for session in report.settings[0].sessions:
+        saved = (_percent(against.saved_by_session.get(session)) for against in report.versus)
+        yield session, *(_ms(item.sessions.get(session)) for item in report.settings), *saved
+    yield "all", *(_ms(item.total_ms) for item in report.settings), *(_saved(item.saved) for item in report.versus)
 
 
 def _bucket_rows(summaries: Sequence[Summary], against: Mapping[str, Versus]) -> Iterator[tuple[str, ...]]:

@@ -29,10 +29,13 @@ class Setting:
     """One way to run a model. Zero and None stand for the engine's own choice.
 
     cpu_layers   stock: the first so many layers keep their experts in host memory
+    cpu_layer_ids  stock: these layers do, in place of the first ones
+    tensor_split   shares of the layers of each GPU
     load_mode    "mmap", or "none": read into page-locked memory
     min_batch    stock: tokens from which experts are uploaded
     repacked     stock: host memory in the CPU's own layouts, which are quicker to compute and cannot be uploaded
     threads      of the CPU, those of the CPU branch for ostinato on a GPU
+    borrow       `borrow_percent`
     others       see `bindings.PlacementOptions`
     """
 
@@ -49,7 +52,15 @@ class Setting:
     upload_tokens: int = 0
     upload_all_tokens: int = 0
     link_percent: int = 0
+    borrow: int = 0
+    cpu_layer_ids: Sequence[int] = ()
+    tensor_split: Sequence[float] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def layers_on_cpu(self) -> tuple[int, ...]:
+        """Stock: the layers whose experts are in host memory."""
+        return tuple(self.cpu_layer_ids) or tuple(range(self.cpu_layers))
 
     def process_environment(self) -> dict[str, str]:
         """The environment of the process that runs it."""
@@ -75,7 +86,8 @@ def from_json(values: Mapping[str, Any]) -> Setting:
         raise RequestError(f"expected a setting with a name and kind stock or ostinato, found {dict(values)!r}")
     if values.get("load_mode", "mmap") not in ("mmap", "none"):
         raise RequestError(f"expected load_mode mmap or none, found {values['load_mode']!r}")
-    return Setting(**values)
+    lists = {name: tuple(values.get(name, ())) for name in ("cpu_layer_ids", "tensor_split")}
+    return Setting(**{**values, **lists})
 
 
 def cpu_layers_for(experts: ModelExperts, pool_bytes: int) -> int:
@@ -99,7 +111,9 @@ def stock_candidates(cpu_layers: int, threads: int, *, on_gpu: bool) -> list[Set
         for mode in ("none", "mmap")
         for batch in STOCK_MIN_BATCHES
     ]
-    return [*uploading, Setting("stock none, repacked", "stock", cpu_layers, "none", repacked=True, threads=threads)]
+    repacked = Setting("stock none, repacked", "stock", cpu_layers, "none", repacked=True, threads=threads)
+    # What most machines are fastest with comes first: there may be no time for the others.
+    return [uploading[0], repacked, *uploading[1:]]
 
 
 def ostinato_candidates(threads: int, uploads: Sequence[int]) -> list[Setting]:

@@ -83,6 +83,7 @@ class Versus:
     """Where the base is faster."""
     saved: Estimate
     """Share of the setting's time that the base saves."""
+    saved_by_session: Mapping[str, float]
     total: Estimate
     ttft_after_tool: Estimate | None
     tpot: Estimate | None
@@ -154,6 +155,9 @@ def versus(turns: Sequence[TurnResult], setting: str, base: str) -> Versus | Non
         turns=len(pairs),
         sessions=len(sessions),
         sessions_won=sum(_total_ratio(session) > 1 for session in totals),
+        saved_by_session={
+            name: 1 - 1 / _total_ratio(session) for name, session in zip(by_session, totals, strict=True)
+        },
         saved=_bootstrapped(totals, lambda drawn: 1 - 1 / _total_ratio(drawn)),
         total=_bootstrapped(totals, _total_ratio),
         ttft_after_tool=_ttft_ratio(sessions),

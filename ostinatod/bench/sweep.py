@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ def sweep(
     lengths: Sequence[int],
     decode_tokens: int,
     repeats: int,
+    until: float = float("inf"),
 ) -> Iterator[dict[str, Any]]:
     """For each depth, ascending: median milliseconds of a decode step, and of prefills of each length.
 
     tokens   what is read, without an end
     repeats  prefills of each length, after one that is not counted
+    until    unix time after which no depth is begun
 
     The context is read once and grows from depth to depth.
     """
@@ -33,6 +36,8 @@ def sweep(
 
     read = 0
     for depth in sorted(depths):
+        if time.time() >= until:
+            return
         model.rewind(read)
         model.read(next_tokens(depth - read))
         read = depth

@@ -166,6 +166,15 @@ def test_scaling_measures_both_sides_at_every_context(engine_build: EngineBuild,
         (name, context) for name in ("stock", "ostinato") for context in (16, 64)
     ]
     assert all(row["decode_ms"] > 0 and row["prefill_ms"]["8"] > 0 for row in rows)
+    _run(str(SCALING), *command, "--threads", "1", "--resume", "--seconds", "60")
+    again = json.loads(out.read_text())
+    # What is known is not measured again; the new point is in the file with it.
+    assert again["rows"][: len(rows)] == rows
+    assert [(row["sweep"], row["setting"]["name"]) for row in again["rows"][len(rows) :]] == [
+        ("threads", "stock"),
+        ("threads", "ostinato"),
+    ]
+    assert again["left_out"] == []
 
 
 def _agreement(outcome: Outcome) -> float:

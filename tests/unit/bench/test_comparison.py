@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from ostinatod.bench.comparison import RESULTS_FILE, Comparison, Outcome, compare
+from ostinatod.bench.memory import pool_limit
 from ostinatod.bench.sessions import Limits
 from ostinatod.bench.settings import Setting
 from ostinatod.errors import EngineError, RequestError
@@ -110,9 +112,11 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
 def test_what_the_rest_leaves_of_the_memory_is_for_experts_of_either_kind(scripted: Scripted) -> None:
     outcome = scripted.compare()
-    # 240 bytes, 40 of them for the rest: 20 experts of 10 bytes, or two whole layers of 80.
-    assert (outcome.chosen.learned.pool_bytes, outcome.chosen.learned.hot.sum()) == (200, 20)
-    assert outcome.chosen.learned.hot[:, :5].all()
+    # 240 bytes, 40 of them for the rest: two whole layers of 80, or 17 experts of 10 and an eighth for staging.
+    assert (outcome.chosen.learned.pool_bytes, outcome.chosen.learned.hot.sum()) == (200, 17)
+    assert outcome.chosen.learned.hot[:, :4].all()
+    placed = outcome.chosen.settings[0]
+    assert (placed.kind, placed.pool_bytes) == ("ostinato", pool_limit(200))
     assert {item["setting"]["cpu_layers"] for item in outcome.chosen.search} == {2}
     (count,) = scripted.jobs("count")
     assert (count["setting"]["cpu_layers"], count["on_gpu"], count["only"]) == (4, True, ["d"])
@@ -124,10 +128,10 @@ def test_stocks_best_on_development_sessions_is_timed_on_held_out_ones(scripted:
     trials = [job for job in scripted.jobs("replay") if job["only"] == ["d"]]
     assert [(job["setting"]["load_mode"], job["min_batch"]) for job in trials] == [
         ("none", "32"),
+        ("none", None),
         ("none", "512"),
         ("mmap", "32"),
         ("mmap", "512"),
-        ("none", None),
     ]
     timed = [job for job in scripted.jobs("replay") if job["only"] != ["d"]]
     assert [(job["setting"]["kind"], job["only"], bool(job["hot"])) for job in timed] == [
@@ -197,3 +201,27 @@ def test_where_nothing_can_run_the_reasons_are_told(scripted: Scripted, monkeypa
     monkeypatch.setenv("FITS_FROM", "9")
     with pytest.raises(EngineError, match=r"nothing could be timed: .*out of memory"):
         scripted.compare(kinds=("stock",))
+
+
+def test_only_what_fits_into_the_time_is_timed_and_said_so(scripted: Scripted) -> None:
+    # Turns of a scripted engine take no time, whatever it tells of them: everything fits.
+    outcome = scripted.compare(seconds=12.0)
+    assert outcome.chosen.timed is not None
+    assert outcome.chosen.timed == {session.id: len(session.turns) for session in outcome.sessions if session.id != "d"}
+    assert any("fit into" in note for note in scripted.progress.notes)
+    assert len(outcome.turns) == 2 * sum(outcome.chosen.timed.values())
+    again = scripted.compare(resume=True, seconds=100.0)
+    assert again.chosen.timed == outcome.chosen.timed
+    assert len(again.turns) == len(outcome.turns)
+
+
+def test_nothing_takes_longer_than_the_time_there_is(scripted: Scripted) -> None:
+    slow = "time.sleep(9 * (job['only'] != ['d'])); tell(event='loaded', load_s=1, gpu_bytes=40)"
+    text = SCRIPTED.replace("import json, os, sys", "import json, os, sys, time")
+    text = text.replace('tell(event="loaded", load_s=1, gpu_bytes=40)\n    ms', f"{slow}\n    ms")
+    (scripted.folder / "scripted.py").write_text(text)
+    candidates = [Setting("ostinato", "ostinato"), Setting("stock", "stock", cpu_layers=2)]
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match="the time was over"):
+        scripted.compare(seconds=2.0, candidates=candidates)
+    assert time.monotonic() - begun < 8

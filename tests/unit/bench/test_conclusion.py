@@ -66,6 +66,8 @@ def test_what_went_otherwise_than_planned_is_told() -> None:
         {},
     ).notes
     assert "stock <best> could not go to its end: out of memory" in notes
+    assert any("turns that both have" in note for note in notes)
+    assert not any("turns that both have" in note for note in concluded(PLAN, outcome(), {}).notes)
     assert "Left out, since their first turn does not fit: long." in notes
     assert "ostinato: the engine kept 2 of 3 hot experts, more did not fit." in notes
 

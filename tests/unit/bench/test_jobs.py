@@ -101,3 +101,11 @@ def test_the_process_that_loads_a_model_imports_no_more_than_it_needs() -> None:
     assert not {"fastapi", "httpx", "pydantic", "rich", "click", "psutil", "sqlite_utils", "platformdirs"} & loaded
     own = {name for name in loaded if name.startswith("ostinatod.")}
     assert {name.split(".")[1] for name in own} == {"bench", "bindings", "errors", "profiles"}
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_job_is_ended_when_its_time_is_over_however_much_it_tells() -> None:
+    told: list[Mapping[str, Any]] = []
+    with pytest.raises(EngineError, match="the time was over"):
+        run_job(job({"event": "loaded"}, hangs_s=60), SETTING, told.append, limit_s=0.7)
+    assert len(told) <= 1

@@ -49,7 +49,11 @@ def test_waits_are_told_by_new_tokens_with_their_number_of_turns() -> None:
 
 
 def test_each_session_has_its_total_under_every_setting() -> None:
-    assert cells("Total request time") == {"first": ("1.20 s", "2.40 s"), "second": ("1.20 s", "2.40 s")}
+    assert cells("Total request time") == {
+        "first": ("1.20 s", "2.40 s", "50.0%"),
+        "second": ("1.20 s", "2.40 s", "50.0%"),
+        "all": ("2.40 s", "4.80 s", "50.0% [50.0%, 50.0%]"),
+    }
 
 
 def test_without_counted_routes_the_share_of_hot_ones_is_not_invented() -> None:
