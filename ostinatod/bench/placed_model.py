@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,15 +23,17 @@ PASS_TOKENS = 2048
 COUNTED_PASS_TOKENS = 256
 """Tokens of a pass whose logits are all wanted, which take memory."""
 ALL_LAYERS = 99
-LOG_LEVEL_DEBUG, LOG_LEVEL_CONTINUED = 1, 5
-"""GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_CONT"""
+LOG_LEVEL_DEBUG, LOG_LEVEL_ERROR, LOG_LEVEL_CONTINUED = 1, 4, 5
+"""GGML_LOG_LEVEL_DEBUG, GGML_LOG_LEVEL_ERROR, GGML_LOG_LEVEL_CONT"""
 
 _BUFFER = re.compile(r"(\S+) +(?:model|KV|compute) buffer size = +([\d.]+) MiB")
 _HOST = re.compile(r"CPU|_Host|_Mapped")
 
 
 class EngineLog:
-    """Collects what llama.cpp logs, in place of stderr. Leaves out what is for debugging, which has no end."""
+    """Collects what llama.cpp logs, in place of stderr, where errors still go: they may be the process's last words.
+    Leaves out what is for debugging, which has no end.
+    """
 
     def __init__(self, core: Any) -> None:
         self._lines: list[str] = []
@@ -43,6 +46,8 @@ class EngineLog:
             self._level = level
         if self._level > LOG_LEVEL_DEBUG:
             self._lines.append(text.decode(errors="replace"))
+        if self._level == LOG_LEVEL_ERROR:
+            sys.stderr.write(self._lines[-1])
 
     @property
     def text(self) -> str:

@@ -60,7 +60,7 @@ def test_a_learned_set_is_swapped_in_the_middle_of_a_conversation(engine_build: 
     assert talk["same_tokens_reused"]
     assert talk["same_tokens_read"]
     assert talk["nmse_before"] == 0.0
-    assert 0 < talk["nmse_after"] < 2e-3
+    assert talk["nmse_after"] < 2e-3  # 0 where hot and cold products round alike
     assert told["before"]["coverage"] == pytest.approx(0.44, abs=0.08)
     assert told["after"]["coverage"] > 0.6
     before, after = (told[name]["cold_routes_per_token"]["decode"] for name in ("before", "after"))

@@ -22,12 +22,20 @@ MODEL = bundled_file()
 FURTHER = [Path(name) for name in os.environ.get("OSTINATO_GPU_MODELS", "").split(":") if name]
 
 
-@pytest.mark.parametrize("link_percent", [-1, 40])
+BORROWING = ("--borrow-every", 7, "--share", 0.3, "--pool-mib", 30)
+"""A pool that does not hold all experts, so that there is staging memory to lend."""
+
+
+@pytest.mark.parametrize(
+    ("link_percent", "borrowing"),
+    [(-1, ()), (40, ()), (40, BORROWING)],
+    ids=["split", "link", "link-and-borrowed-memory"],
+)
 def test_two_thousand_steps_equal_those_of_a_synchronous_reference(
-    run_gpu_worker: RunGpuWorker, link_percent: int
+    run_gpu_worker: RunGpuWorker, link_percent: int, borrowing: tuple[object, ...]
 ) -> None:
     more = ("--device", "gpu", "--steps", 2000, "--swap-every", 400, "--idle-s", 12, "--link-percent", link_percent)
-    result = run_gpu_worker("bitwise", MODEL, "OUT", *more)
+    result = run_gpu_worker("bitwise", MODEL, "OUT", *more, *borrowing)
     assert (result["differs_from_reference_at"], result["differs_from_itself_at"]) == (None, None)
     assert result["distinct_outputs"] == 2001
     assert result["answers_waited_for"] > 2000
@@ -60,6 +68,14 @@ def test_the_server_answers_what_stock_nodes_answer(run_gpu_worker: RunGpuWorker
     assert 0 < served["embeddings"]["nmse"] < EMBEDDINGS_NMSE
     for turns in served["checkpoints"].values():
         assert [turn["read"] for turn in turns["half"]] == [turn["read"] for turn in turns["stock"]]
+
+
+def test_a_saved_prompt_is_gone_on_with_after_a_restart(run_gpu_worker: RunGpuWorker) -> None:
+    saved = run_gpu_worker("saved_prompts", MODEL, PACK, "OUT", "--device", "gpu")
+    for placements in saved["models"].values():
+        for observed in placements.values():
+            assert observed["restored"] == observed["goes_on"]
+            assert observed["restored"]["read"] < 30
 
 
 def test_no_fault_gives_a_wrong_answer_or_hangs(run_gpu_worker: RunGpuWorker, faults_library: Path) -> None:
