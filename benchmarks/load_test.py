@@ -227,16 +227,15 @@ async def _patiently(http: httpx.AsyncClient, case: Case, tally: Tally) -> str:
 
 def judged(case: Case, text: str, references: dict[tuple[str, str], str]) -> Outcome:
     """Whether the answer is this request's. A free one may differ from the answer given alone, because a token computed
-    beside others rounds differently; it has crossed if it is another request's to the letter.
+    beside others rounds differently, and then equal another free one's: some begin alike. With a nonce it has crossed.
     """
+    found = nonces_in(text)
+    if found - {case.nonce}:
+        return "crossed"
     if case.nonce is not None:
-        found = nonces_in(text)
         # A few answers are cut off in white space that the schema allows before the nonce.
-        return "crossed" if found - {case.nonce} else ("right" if found else "different")
-    if text == references[case.dialect, case.prompt]:
-        return "right"
-    others = {answer for (dialect, _), answer in references.items() if dialect == case.dialect}
-    return "crossed" if text in others else "different"
+        return "right" if found else "different"
+    return "right" if text == references[case.dialect, case.prompt] else "different"
 
 
 async def run(daemon: Daemon, clients: int, requests: int, seed: int) -> dict[str, Any]:

@@ -30,10 +30,9 @@ def own_service() -> ServiceHost | None:
     """The service, if it is installed and starts the program of this environment; another checkout's is not ours."""
     try:
         host = find_host(os.environ)
-        content = host.file.read_text(encoding="utf-8", errors="replace")
-    except (OSError, OstinatoError):
+    except OstinatoError:
         return None
-    return host if str(Path(sys.prefix) / "bin" / "ostinato") in content else None
+    return host if host.starts(Path(sys.prefix) / "bin" / "ostinato") else None
 
 
 def running_daemon() -> psutil.Process | None:

@@ -36,7 +36,7 @@ class Family:
     """Words of ID and ID_LIKE in os-release."""
     install: str
     packages: Mapping[str, str]
-    older: Older | None = None
+    older: tuple[Older, ...] = ()
 
     def command(self, needs: Iterable[str], python: str = "", prefix: str = "sudo ") -> str:
         """What to type for `needs`; `python` is the version of an interpreter that is not the system's own."""
@@ -59,7 +59,10 @@ FAMILIES = (
         frozenset({"fedora", "rhel", "centos"}),
         "dnf install",
         {COMPILER: "gcc-c++", VENV: "python3"},
-        Older(frozenset({"rhel", "rocky", "almalinux", "centos", "ol"}), 9, "python3.12"),
+        (
+            Older(frozenset({"rhel", "rocky", "almalinux", "centos", "ol"}), 9, "python3.12"),
+            Older(frozenset({"amzn"}), 2023, "python3.12"),
+        ),
     ),
     Family("Arch", frozenset({"arch"}), "pacman -S --needed", {COMPILER: "base-devel", VENV: "python"}),
     Family(
@@ -67,7 +70,7 @@ FAMILIES = (
         frozenset({"suse", "opensuse", "sles"}),
         "zypper install",
         {COMPILER: "gcc-c++", VENV: "python3"},
-        Older(frozenset({"opensuse-leap", "sles", "sled"}), 15, "python311"),
+        (Older(frozenset({"opensuse-leap", "sles", "sled"}), 15, "python311"),),
     ),
     Family("Alpine", frozenset({"alpine"}), "apk add", {COMPILER: "build-base linux-headers", VENV: "python3"}),
 )
@@ -89,10 +92,11 @@ def find_family(os_release: Sequence[Path] = _OS_RELEASE) -> Family | None:
 
 def _of_release(family: Family, system: str, version: str) -> Family:
     """The family with the package names of one of its releases."""
-    older, number = family.older, version.partition(".")[0]
-    if older is None or system not in older.ids or not number.isdigit() or int(number) > older.last:
-        return family
-    return replace(family, packages={**family.packages, VENV: older.python})
+    number = version.partition(".")[0]
+    for older in family.older:
+        if system in older.ids and number.isdigit() and int(number) <= older.last:
+            return replace(family, packages={**family.packages, VENV: older.python})
+    return family
 
 
 def advice(needs: Sequence[str], python: str = "", family: Family | None = None, system: str = "") -> str:

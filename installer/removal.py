@@ -14,6 +14,8 @@ from .steps import InstallError
 
 _BUILD_ENTRIES = ("types", "virtualenv", "installer.log")
 """What the installer leaves in the checkout's build folder."""
+_CHECK_CACHES = (".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+"""What `installer test` leaves in the checkout."""
 
 
 def uninstall(environment: Environment, *, purge: bool, assume_yes: bool) -> int:
@@ -24,6 +26,7 @@ def uninstall(environment: Environment, *, purge: bool, assume_yes: bool) -> int
     Raises InstallError when it can neither ask nor was told not to.
     """
     doomed = [environment.checkout / "build" / name for name in _BUILD_ENTRIES]
+    doomed += [environment.checkout / name for name in _CHECK_CACHES]
     doomed += environment.checkout.glob("*.egg-info")
     owned = _owned_paths(environment)
     integration = [Path(path) for path in owned.get("integration", [])]
@@ -51,6 +54,12 @@ def uninstall(environment: Environment, *, purge: bool, assume_yes: bool) -> int
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    for cache in list(environment.checkout.rglob("__pycache__")):
+        shutil.rmtree(cache, ignore_errors=True)
+    # The innermost first; those that hold something are somebody's.
+    for folder in sorted(map(Path, owned.get("folders", [])), key=lambda path: -len(path.parts)):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     kept = "Models in the shared hub cache are kept." if purge else "Settings, data and models are kept."
     print(f"Removed. {kept}")
     return 0

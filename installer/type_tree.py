@@ -23,6 +23,8 @@ def link_package_tree(checkout: Path, tree: Path) -> Path:
 
     Raises ValueError when pyproject.toml maps no package to a folder of its own name.
     """
+    # A link is read from where it lies, not from where this program runs.
+    checkout = checkout.absolute()
     project = toml.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
     mapping: dict[str, str] = project["tool"]["setuptools"]["package-dir"]
     tops = [name for name in mapping if "." not in name]

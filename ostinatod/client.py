@@ -7,6 +7,7 @@ too; no answer at all is DaemonUnreachable. Proxy variables are ignored: the dae
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -39,6 +40,8 @@ _PATIENT = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
 """A long prompt or a slow disk may keep a stream silent for minutes, and an engine ends only after its answers."""
 
 _START_HINT = "Start it: ostinato serve"
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
+"""A number for programs before the system's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,8 @@ class DaemonClient:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise DaemonUnreachable(f"no daemon answers at {self.base_url}: {error}", hint=_START_HINT) from error
+            why = _ERRNO.sub("", str(error)) or type(error).__name__
+            raise DaemonUnreachable(f"no daemon answers at {self.base_url}: {why}", hint=_START_HINT) from error
         except httpx.TimeoutException as error:
             raise DaemonUnreachable(
                 f"the daemon at {self.base_url} did not answer within {ANSWER_TIMEOUT_S:.0f} s", hint=_START_HINT

@@ -23,6 +23,7 @@ OstinatoError
 │   └── Unauthorized       the daemon requires an API key, and the request has none that it knows
 ├── ServiceError           the user's service manager is missing, or refused what it was asked
 ├── LogNotFound            there is no log of that source yet
+├── KeyNotFound            there is no API key of that name
 └── DaemonUnreachable      no daemon answers at the configured address
 
 Messages say what was expected, what was found, and end with the command that fixes it when there is one (`hint`).
@@ -206,6 +207,14 @@ class LogNotFound(OstinatoError):
     status = 404
     exit_code = 4
     kind = "log_not_found"
+
+
+class KeyNotFound(OstinatoError):
+    """There is no API key of that name."""
+
+    status = 404
+    exit_code = 4
+    kind = "key_not_found"
 
 
 class DaemonUnreachable(OstinatoError):

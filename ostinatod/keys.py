@@ -7,6 +7,7 @@ start and keeps in its private runtime directory.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import hmac
 import ipaddress
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 
 from ostinatod import locations
 from ostinatod.config import client_api_key
-from ostinatod.errors import ConfigError
+from ostinatod.errors import ConfigError, KeyNotFound
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +75,13 @@ class KeyFile:
         return added, secret
 
     def remove(self, wanted: str) -> ApiKey:
-        """Forget the key of that name or id; it is refused from the next request on."""
+        """Forget the key of that name or id; it is refused from the next request on. Raises KeyNotFound."""
         kept = self.read()
         removed = next((key for key in kept if wanted in (key.name, key.id)), None)
         if removed is None:
-            raise ConfigError(f"there is no key called {wanted!r}", hint="List them: ostinato keys list")
+            close = difflib.get_close_matches(wanted, [key.name for key in kept], n=3)
+            hint = f"Did you mean {' or '.join(close)}?" if close else "List them: ostinato keys list"
+            raise KeyNotFound(f"there is no key called {wanted!r}", hint=hint)
         self._write(tuple(key for key in kept if key != removed))
         return removed
 

@@ -67,7 +67,12 @@ def session_shares(session: SessionRoutes, forgetting: Forgetting) -> Floats:
     Phases are normalised apart before they are weighed together, by the tokens of each: the last layer computes fewer
     tokens of a prefill than the others.
     """
-    weights = (forgetting.prefill_weight * session.new_tokens, float(session.output_tokens))
+    tokens = (session.new_tokens, session.output_tokens)
+    if not any(tokens):
+        # Of an answer that was broken off routes are known and tokens are not: the busiest layer has k for each.
+        prefill, decode = (int(np.max(counts.sum(axis=1), initial=0)) for counts in (session.prefill, session.decode))
+        tokens = (prefill, decode)
+    weights = (forgetting.prefill_weight * tokens[0], float(tokens[1]))
     total = np.zeros(session.prefill.shape, np.float64)
     for counts, weight in zip((session.prefill, session.decode), weights, strict=True):
         total += weight * row_shares(counts)

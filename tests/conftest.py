@@ -72,19 +72,35 @@ def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIEN
 
 
 def wait_until_healthy(
-    process: subprocess.Popen[bytes], http: httpx.Client, output: Path, who: str, within_s: float = PATIENCE_S
+    process: subprocess.Popen[bytes],
+    http: httpx.Client,
+    output: Path,
+    who: str,
+    within_s: float = PATIENCE_S,
+    unix_socket: Path | None = None,
 ) -> None:
-    """Returns once `/health` succeeds; fails the test with the end of `output` if the process ends instead."""
+    """Returns once `/health` succeeds; fails the test with the end of `output` if the process ends instead.
+
+    unix_socket  what `http` connects to, if not to a port: asked first, because httpx leaves a socket open when it
+                 cannot connect to one, and the test in which that is collected would fail
+    """
 
     def is_up() -> bool:
         if process.poll() is not None:
             pytest.fail(f"{who} ended: {output.read_text()[-3000:]}")
+        if unix_socket is not None and not _listens(unix_socket):
+            return False
         try:
             return http.get("/health").is_success
         except httpx.TransportError:
             return False
 
     eventually(is_up, f"{who} is up", within_s)
+
+
+def _listens(unix_socket: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(unix_socket)) == 0
 
 
 def processes_in_group(group: int) -> list[int]:

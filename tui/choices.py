@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostinatod.tui.screens.dialogs import Page
 from ostinatod.tui.view.header import loaded_names
 from ostinatod.tui.view.learning import plan_of_view
-from ostinatod.tui.view.lines import Line, wrap
+from ostinatod.tui.view.lines import Line, line, mark, wrap
 from ostinatod.tui.view.traffic import find_request, request_detail
 from ostinatod.tui.widgets.list_panel import ListPanel
 from ostinatod.tui.widgets.lists import HistoryPanel, LogsPanel, ModelsPanel, RequestsPanel, SessionsPanel
@@ -29,18 +30,18 @@ def open_row(app: DashboardApp, panel: ListPanel, key: str) -> None:
     elif isinstance(panel, HistoryPanel):
         _show_generation(app, key)
     elif isinstance(panel, LogsPanel):
-        show_page(app, "Log line", "\n".join(wrap(panel.text_at_cursor(), PAGE_WIDTH)))
+        show_page(app, "Log line", _wrapped(panel.text_at_cursor()))
 
 
-def show_page(app: DashboardApp, title: str, text: str) -> None:
-    """Open text to read."""
-    app.push_screen(Page(title, text, is_ascii=app.palette.symbols.is_ascii))
+def show_page(app: DashboardApp, title: str, lines: Sequence[Line]) -> None:
+    """Open lines to read."""
+    app.push_screen(Page(title, lines, app.palette))
 
 
 def _focus_model(app: DashboardApp, name: str) -> None:
     job = next((job for job in app.jobs.snapshot() if name in (job.model, f"pull {job.model}")), None)
     if job is not None and job.state == "failed":
-        show_page(app, f"{job.kind} {job.model}", "\n".join([*wrap(job.error, PAGE_WIDTH), job.hint]))
+        show_page(app, f"{job.kind} {job.model}", [*_wrapped(job.error), *_wrapped(job.hint, "strong")])
         return
     if name in loaded_names(app.view):
         app.wanted_focus = name
@@ -60,15 +61,15 @@ def _show_request(app: DashboardApp, request_id: str) -> None:
     view = app.view
     request = find_request(view, request_id)
     if request is not None:
-        show_page(app, f"Request {request.id}", _plain(request_detail(request, view, PAGE_WIDTH)))
+        show_page(app, f"Request {request.id}", request_detail(request, view, PAGE_WIDTH))
 
 
 def _show_generation(app: DashboardApp, number: str) -> None:
     plan = plan_of_view(app.view)
     entry = next((entry for entry in plan.history if str(entry.generation) == number), None) if plan else None
     if entry is not None:
-        show_page(app, f"Generation {number}", "\n".join(wrap(entry.note or "Nothing was noted about it.", PAGE_WIDTH)))
+        show_page(app, f"Generation {number}", _wrapped(entry.note or "Nothing was noted about it."))
 
 
-def _plain(lines: list[Line]) -> str:
-    return "\n".join("".join(part.text for part in entry) for entry in lines)
+def _wrapped(text: str, role: str = "text") -> list[Line]:
+    return [line(mark(row, role)) for row in wrap(text, PAGE_WIDTH)]

@@ -10,7 +10,7 @@ from ostinatod.client_dashboard_values import Request
 from ostinatod.tui.choices import show_page
 from ostinatod.tui.screens.dialogs import Ask
 from ostinatod.tui.view.header import loaded_names, registered_names
-from ostinatod.tui.view.help import help_text
+from ostinatod.tui.view.help import help_lines
 from ostinatod.tui.view.keys import PRESETS
 from ostinatod.tui.view.learning import apply_question, plan_of_view, undo_question
 from ostinatod.tui.view.state import known
@@ -47,7 +47,7 @@ def _preset(name: str) -> Callable[[DashboardApp], object]:
 def _help(app: DashboardApp) -> None:
     panel = app.focused if isinstance(app.focused, Panel) else None
     title = panel.TITLE if panel else "Dashboard"
-    show_page(app, f"Help: {title}", help_text(panel.GUIDE if panel else None, keys_everywhere()))
+    show_page(app, f"Help: {title}", help_lines(panel.GUIDE if panel else None, keys_everywhere()))
 
 
 def keys_everywhere() -> tuple[tuple[str, str], ...]:
@@ -147,6 +147,10 @@ def _cancel(app: DashboardApp) -> None:
     models = app.dashboard.panel(ModelsPanel)
     if models is not None and models.has_focus and (models.cursor_key or "").startswith("pull "):
         reference = (models.cursor_key or "").removeprefix("pull ")
+        if reference not in [job.model for job in app.jobs.running_pulls()]:
+            app.jobs.dismiss("pull", reference)
+            app.show()
+            return
         app.jobs.stop("pull", reference)
         app.say(f"stopping the pull of {reference}; what was fetched is kept")
         return
@@ -267,7 +271,14 @@ COMMANDS: tuple[Command, ...] = (
     Command("load", "l", "l", "Load", "Load the model under the cursor, or one by name", _load),
     Command("unload", "u", "u", "Unload", "Take a model out of memory (asks first)", _unload),
     Command("pull", "p", "p", "Pull", "Download a model", _pull),
-    Command("cancel", "x", "x", "Cancel", "Cancel a request in flight (asks first), or stop a pull", _cancel),
+    Command(
+        "cancel",
+        "x",
+        "x",
+        "Cancel",
+        "Cancel a request in flight (asks first); stop or dismiss a pull",
+        _cancel,
+    ),
     Command("plan", "r", "r", "Plan again", "Plan a residency set from the logged sessions", _plan),
     Command("apply", "a", "a", "Apply", "Put the proposed residency set into use (asks first)", _apply),
     Command("undo", "z", "z", "Undo", "Go back to the generation before (asks first)", _undo),

@@ -30,7 +30,7 @@ class Jobs:
         self._stopped: set[tuple[str, str]] = set()
 
     def snapshot(self) -> tuple[Job, ...]:
-        """Loads and downloads that run or have failed, and downloads that are done, in the order they were begun."""
+        """Loads and downloads that run or have failed, in the order they were begun."""
         with self._lock:
             return tuple(job for job in self._jobs.values() if job.kind in ("load", "pull"))
 
@@ -70,6 +70,12 @@ class Jobs:
         with self._lock:
             self._stopped.add((kind, model))
 
+    def dismiss(self, kind: JobKind, model: str) -> None:
+        """Forget a job that has failed."""
+        with self._lock:
+            if (job := self._jobs.get((kind, model))) is not None and job.state == "failed":
+                del self._jobs[kind, model]
+
     def unload(self, model: str) -> None:
         """Unload a model once its answers in progress have ended."""
 
@@ -100,7 +106,8 @@ class Jobs:
         """Go back to the generation before."""
 
         def work(client: DashboardClient, job: Job, report: _Report) -> str:
-            return f"generation {client.change_plan(model, 'undo').get('generation')} is in use again"
+            told = client.change_plan(model, "undo")
+            return f"went back: generation {told.get('generation')} is in use, {told.get('moved')} experts moved"
 
         self._start(Job("undo", model), work)
 
@@ -124,7 +131,7 @@ class Jobs:
             except OstinatoError as error:
                 ended = replace(job, state="failed", error=error.message, hint=error.hint or "")
             with self._lock:
-                if ended.state == "done" and ended.kind != "pull":
+                if ended.state == "done":
                     self._jobs.pop(key, None)
                 else:
                     self._jobs[key] = ended

@@ -17,13 +17,14 @@ from starlette.responses import Response
 
 from ostinatod import __version__
 from ostinatod.api.describe import listing, status_entry
+from ostinatod.api.engine_status import engine_statuses
 from ostinatod.api.errors import from_engine
 from ostinatod.api.ollama_requests import ModelName
 from ostinatod.api.state import Services, ServicesDep
 from ostinatod.api.streaming import NdjsonResponse, cancel_and_wait
 from ostinatod.config import parse_duration_s
 from ostinatod.errors import EngineDied, EngineNotBuilt, RequestError
-from ostinatod.loaded import LoadedModel, LoadedModels
+from ostinatod.loaded import LoadedModels
 from ostinatod.store.records import ModelRecord
 
 router = APIRouter()
@@ -58,7 +59,7 @@ async def health() -> dict[str, str]:
 async def status(services: ServicesDep) -> dict[str, Any]:
     """The daemon, its engine build, and every model in memory."""
     models = services.loaded.snapshot()
-    engines = await asyncio.gather(*(_engine_status(services, model) for model in models))
+    engines = await engine_statuses(services.loaded, models)
     return {
         "pid": os.getpid(),
         "version": __version__,
@@ -120,12 +121,6 @@ async def routes(model: str, services: ServicesDep) -> Response:
     if not answer.is_success:
         raise from_engine(answer.status_code, answer.content, param="model")
     return Response(answer.content, media_type="application/json")
-
-
-async def _engine_status(services: Services, model: LoadedModel) -> Mapping[str, Any] | None:
-    client = services.loaded.engine_client(model.record)
-    told = await client.get_json("/ostinato/status") if client else None
-    return told if isinstance(told, dict) else None
 
 
 def _build(services: Services) -> dict[str, Any] | None:

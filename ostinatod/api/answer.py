@@ -95,8 +95,8 @@ def split_error(events: bytes, *, param: str) -> tuple[bytes, EngineRefused | No
 
 
 def is_unreadable_output(error: EngineRefused) -> bool:
-    """Whether the engine could not parse what the model wrote."""
-    return "The model produced output that does not match" in error.message
+    """Whether the engine read what the model wrote otherwise than a moment before, which it cannot say in a stream."""
+    return error.message.startswith("Invalid diff: ")
 
 
 def ending_events(model: str) -> bytes:

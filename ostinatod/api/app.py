@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from ostinatod import __version__
-from ostinatod.api import admin, anthropic, errors, history, learning, ollama, ollama_run, openai, responses
+from ostinatod.api import admin, anthropic, errors, history, learning, ollama, ollama_run, openai, props, responses
 from ostinatod.api.gate import Gate, Keys
 from ostinatod.api.observer import Exchanges, RelayObserver
 from ostinatod.api.pulls import Pulls
@@ -105,7 +105,7 @@ def create_app(
             Exception: errors.on_unexpected_error,
         },
     )
-    routed = (admin, history, learning, ollama, ollama_run, openai, anthropic, responses)
+    routed = (admin, history, learning, ollama, ollama_run, openai, anthropic, responses, props)
     for module in routed:
         app.include_router(module.router)
     return app

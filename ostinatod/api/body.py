@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ostinatod.api.dialects.chat import normal_chat
@@ -103,12 +103,6 @@ def model_name(fields: Mapping[str, Any]) -> str:
     if not isinstance(model, str) or not model:
         raise RequestError("expected the name of a model in 'model'", hint="List them: ostinato list")
     return model
-
-
-def as_stream(request: EngineRequest) -> EngineRequest:
-    """The same request for an answer in pieces that ends with its figures."""
-    fields = {**request.fields, "stream": True, "stream_options": {"include_usage": True}}
-    return replace(request, stream=True, fields=fields, raw=None)
 
 
 def engine_body(request: EngineRequest, context_tokens: int) -> bytes:

@@ -14,6 +14,7 @@ from ostinatod.engine.arguments import context_tokens
 from ostinatod.loaded import LoadedModel
 from ostinatod.store.records import ModelRecord
 
+_GPU_USES = ("dense_bytes", "kv_bytes", "compute_bytes", "pool_bytes", "borrowed_bytes", "staging_bytes")
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -62,13 +63,16 @@ def listing(record: ModelRecord, settings: Settings, loaded: LoadedModel | None)
     }
 
 
-def running(loaded: LoadedModel) -> dict[str, Any]:
-    """One entry of `/api/ps`. A crashed engine that the next request restarts counts as stopping."""
+def running(loaded: LoadedModel, engine: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One entry of `/api/ps`; `engine` is what the engine tells of itself, if it does.
+
+    A crashed engine that the next request restarts counts as stopping.
+    """
     state = "stopping" if loaded.state == "dead" else loaded.state
     return {
         **_identity(loaded.record),
         "expires_at": loaded.expires_at.isoformat() if loaded.expires_at else None,
-        "size_vram": 0,
+        "size_vram": _gpu_bytes(loaded, engine),
         "context_length": loaded.context_tokens,
         "state": state,
         "progress": loaded.progress,
@@ -128,6 +132,16 @@ def status_entry(loaded: LoadedModel, engine: Mapping[str, Any] | None) -> dict[
         "gpu_experts": loaded.experts.as_json(),
         "engine": engine,
     }
+
+
+def _gpu_bytes(loaded: LoadedModel, engine: Mapping[str, Any] | None) -> int | None:
+    """What the engine has allocated on GPUs; None where it does not tell."""
+    if loaded.backend == "cpu":
+        return 0
+    memory = engine.get("memory") if engine else None
+    if not isinstance(memory, dict):
+        return None
+    return sum(int(device.get(use, 0)) for device in memory.get("devices", []) for use in _GPU_USES)
 
 
 def _identity(record: ModelRecord) -> dict[str, Any]:

@@ -31,6 +31,8 @@ BODY_LIMIT_BYTES = 64 * 1024**2
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _PREFLIGHT_AGE_S = 600
 _OPEN_PATH = "/health"
+_EDITOR_ORIGINS = ("vscode-webview://*", "vscode-file://*")
+"""Panels of extensions in an editor, which may do more than ask a model. No browser gives a page such an origin."""
 
 
 class Keys(Protocol):
@@ -58,12 +60,12 @@ class Gate:
         if "*" in allowed_origins:
             raise ConfigError(
                 "allowed_origins: '*' would let every web page use the models",
-                hint="List the origins, such as http://localhost:3000 or vscode-webview://*",
+                hint="List the origins, such as http://localhost:3000",
             )
         self._app = app
         self._keys = keys
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
-        self._origins = tuple(origin.lower().rstrip("/") for origin in allowed_origins)
+        self._origins = (*_EDITOR_ORIGINS, *(origin.lower().rstrip("/") for origin in allowed_origins))
         self._body_limit_bytes = body_limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

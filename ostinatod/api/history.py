@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -54,8 +55,8 @@ async def requests(
 
     `reason` says why the log could not be read, else it is null.
     """
-    names = await asyncio.to_thread(_names, services)
     fingerprint = await _fingerprint(services, model)
+    names = await _names(services, model)
     open_requests = [
         open_
         for open_ in services.recorder.in_flight()
@@ -90,8 +91,8 @@ async def cancel(wanted: CancelRequest, services: ServicesDep) -> dict[str, Any]
 @router.get("/sessions")
 async def sessions(services: ServicesDep, model: str | None = None, limit: Limit = 50) -> dict[str, Any]:
     """Sessions, the one with the latest request first."""
-    names = await asyncio.to_thread(_names, services)
     fingerprint = await _fingerprint(services, model)
+    names = await _names(services, model)
     file = services.recorder.log.file
 
     def read() -> list[dict[str, Any]]:
@@ -108,8 +109,8 @@ async def sessions(services: ServicesDep, model: str | None = None, limit: Limit
 @router.get("/stats")
 async def stats(services: ServicesDep, model: str | None = None) -> dict[str, Any]:
     """Totals and percentiles by phase and kind of turn, and how the log is doing. 503 if it cannot be read."""
-    names = await asyncio.to_thread(_names, services)
     fingerprint = await _fingerprint(services, model)
+    names = await _names(services, model)
     file = services.recorder.log.file
     models = await asyncio.to_thread(statistics.model_statistics, file, fingerprint)
     used_bytes, file_bytes = await asyncio.to_thread(reader.database_bytes, file)
@@ -163,9 +164,19 @@ async def _fingerprint(services: Services, model: str | None) -> str | None:
         raise
 
 
-def _names(services: Services) -> Mapping[str, str]:
-    """A name for each fingerprint; the log holds none."""
-    return {record.digest: record.name for record in reversed(services.store.list())}
+async def _names(services: Services, asked: str | None) -> Mapping[str, str]:
+    """A name for each fingerprint; the log holds none. Of several, the one asked by, one in memory, or the oldest."""
+    in_memory = {model.record.name for model in services.loaded.snapshot()}
+
+    def read() -> Mapping[str, str]:
+        registered = services.store.list()
+        records = [*registered, *(record for record in registered if record.name in in_memory)]
+        if asked is not None:
+            with suppress(ModelNotFound):
+                records.append(services.store.resolve(asked))
+        return {record.digest: record.name for record in records}
+
+    return await asyncio.to_thread(read)
 
 
 def _logged(entry: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ostinatod import __version__
 from ostinatod.api.describe import listing, running, shown
+from ostinatod.api.engine_status import engine_statuses
 from ostinatod.api.ollama_requests import ModelName
 from ostinatod.api.pulls import Pulls
 from ostinatod.api.state import ServicesDep
@@ -77,7 +78,9 @@ async def tags(services: ServicesDep) -> dict[str, Any]:
 @router.get("/api/ps")
 async def ps(services: ServicesDep) -> dict[str, Any]:
     """Every model in memory."""
-    return {"models": [running(loaded) for loaded in services.loaded.snapshot()]}
+    models = services.loaded.snapshot()
+    engines = await engine_statuses(services.loaded, models)
+    return {"models": [running(model, engine) for model, engine in zip(models, engines, strict=True)]}
 
 
 @router.post("/api/show")

@@ -19,8 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ostinatod.api.answer import Answer, PassedAnswer, ending_events, has_output, is_unreadable_output, split_error
-from ostinatod.api.assembled_chat import AssembledChat
-from ostinatod.api.body import EngineRequest, as_stream, engine_body
+from ostinatod.api.body import EngineRequest, engine_body
 from ostinatod.api.errors import EngineRefused, RequestCancelled, error_response, from_engine, internal_error
 from ostinatod.api.figures import FiguresReader
 from ostinatod.api.observer import Dialect, Exchange, Exchanges, RelayObserver, new_exchange_id
@@ -81,7 +80,6 @@ class EngineRelay(Response):
         self._figures = FiguresReader()
         self._calls = CallsReader(sampled_calls or SampledCalls())
         self._cancel_asked = False
-        self._is_admitted = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = self._new_exchange(scope)
@@ -132,14 +130,12 @@ class EngineRelay(Response):
         )
 
     @asynccontextmanager
-    async def _forwarded(self, exchange: Exchange, request: EngineRequest) -> AsyncIterator[httpx.Response]:
+    async def _forwarded(self, exchange: Exchange) -> AsyncIterator[httpx.Response]:
         """The engine's successful answer, unread. Raises the error that the client is to be told."""
-        async with self._loaded.lease(self._record, keep_alive_s=request.keep_alive_s) as lease:
-            if not self._is_admitted:
-                self._is_admitted = True
-                await self._exchanges.admit(exchange, lease)
-                self._answer.sampled_with(lease.sampling)
-            body = engine_body(request, lease.context_tokens)
+        async with self._loaded.lease(self._record, keep_alive_s=self._request.keep_alive_s) as lease:
+            await self._exchanges.admit(exchange, lease)
+            self._answer.sampled_with(lease.sampling)
+            body = engine_body(self._request, lease.context_tokens)
             try:
                 async with lease.client.forward(self._path, body) as response:
                     if not response.is_success:
@@ -150,14 +146,9 @@ class EngineRelay(Response):
 
     async def _whole(self, exchange: Exchange, send: Send) -> None:
         with self._cancellable():
-            try:
-                async with self._forwarded(exchange, self._request) as response:
-                    content = await response.aread()
-                    content_type = response.headers.get("content-type", "application/json")
-            except EngineRefused as error:
-                if not is_unreadable_output(error):
-                    raise
-                content, content_type = await self._readable_part(exchange, error), "application/json"
+            async with self._forwarded(exchange) as response:
+                content = await response.aread()
+                content_type = response.headers.get("content-type", "application/json")
         self._exchanges.tell(_first_byte(exchange))
         self._figures.whole(content)
         self._calls.whole(content)
@@ -166,26 +157,6 @@ class EngineRelay(Response):
         headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
-
-    async def _readable_part(self, exchange: Exchange, error: EngineRefused) -> bytes:
-        """Another answer, as far as the engine can read it: of a whole one that it cannot parse it keeps nothing.
-
-        Its prompt is not read again, and most often its text follows the template. Failing the turn would make the
-        agent repeat it.
-        """
-        log.warning("answer_unreadable model=%s reason=%r", self._record.name, error.message)
-        assembled = AssembledChat(self._record.name)
-        try:
-            async with self._forwarded(exchange, as_stream(self._request)) as response:
-                async for events in whole_events(response):
-                    before, told = split_error(events, param=self._prompt_field)
-                    assembled.events(before)
-                    if told is not None:
-                        raise told
-        except EngineRefused as told:
-            if not is_unreadable_output(told):
-                raise
-        return assembled.content()
 
     async def _stream(self, exchange: Exchange, send: Send) -> None:
         chunks: _Chunks = asyncio.Queue(CHUNKS_AHEAD)
@@ -243,7 +214,8 @@ class EngineRelay(Response):
     async def _end_by(self, error: Exception, output: _EventStream) -> None:
         """Raise what ends the stream, unless it is the model's text that does not follow its own template.
 
-        That has been passed on as far as it could be read; failing the turn would make the agent repeat it.
+        That has been passed on as far as it could be read; failing the turn would make the agent repeat it. Whole
+        answers have no such case: the engine reads them once.
         """
         if not (isinstance(error, EngineRefused) and is_unreadable_output(error)):
             raise error
@@ -253,7 +225,7 @@ class EngineRelay(Response):
     async def _read_events(self, exchange: Exchange, chunks: _Chunks) -> None:
         """Put whole events as they arrive, so that no keep-alive or error lands inside one; then how it ended."""
         try:
-            async with self._forwarded(exchange, self._request) as response:
+            async with self._forwarded(exchange) as response:
                 async for events in whole_events(response):
                     await chunks.put(events)
         except Exception as error:

@@ -16,7 +16,7 @@ from ostinatod.cli.daemon import serve, status, version
 from ostinatod.cli.dashboard import tui
 from ostinatod.cli.diagnosis import doctor
 from ostinatod.cli.engine import engine
-from ostinatod.cli.groups import SuggestingGroup
+from ostinatod.cli.groups import SuggestingGroup, unknown_option, wrong_value
 from ostinatod.cli.history import forget, stats
 from ostinatod.cli.keys import keys
 from ostinatod.cli.loaded import load, ps, stop
@@ -41,6 +41,13 @@ class CommandGroup(SuggestingGroup):
 
     aliases = ALIASES
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words that stand before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise unknown_option(error, self, ctx) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every failure ends in a message and an exit code, and in a traceback only on request."""
         debug = bool(ctx.params.get("debug"))
@@ -52,6 +59,10 @@ class CommandGroup(SuggestingGroup):
         except (KeyboardInterrupt, click.Abort):
             say("interrupted")
             ctx.exit(INTERRUPTED)
+        except click.NoSuchOption as error:
+            raise unknown_option(error, self, ctx) from error
+        except click.BadParameter as error:
+            raise wrong_value(error) from error
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import click
 
 from ostinatod import __version__
 from ostinatod.cli.context import Cli, json_option, pass_cli
 from ostinatod.cli.output import print_json, print_text, say
-from ostinatod.cli.text import outline
 from ostinatod.errors import DaemonUnreachable
 
 
@@ -26,13 +27,18 @@ def serve(context: click.Context, cli: Cli) -> None:
 @json_option
 @pass_cli
 def status(cli: Cli, as_json: bool) -> None:
-    """Show what the daemon is doing."""
+    """Show what the daemon is doing.
+
+    For people that is what they may want to act on; --json is all that the daemon tells of itself.
+    """
     with cli.client() as client:
         told = client.status()
     if as_json:
         print_json(told)
-    else:
-        print_text(outline(told))
+        return
+    from ostinatod.cli.status_text import status_text
+
+    print_text(status_text(told, cli.settings().base_url, datetime.now(timezone.utc)))
 
 
 @click.command()

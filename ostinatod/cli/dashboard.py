@@ -22,7 +22,7 @@ _PRESETS = ("overview", "experts", "requests", "learning", "logs")
 )
 @pass_cli
 def tui(cli: Cli, preset: str, theme: str | None, interval: float) -> None:
-    """Watch the daemon in the terminal: models, experts, requests, learning, logs.
+    """Watch models, experts, requests, learning and logs live.
 
     Starts with PRESET. Runs beside the daemon and needs none: it says how to start one and waits for it. Press ? for
     help, q to leave.

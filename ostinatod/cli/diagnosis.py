@@ -8,7 +8,7 @@ import click
 
 from ostinatod.cli.context import Cli, json_option, pass_cli
 from ostinatod.cli.output import print_json, print_text, say
-from ostinatod.cli.text import one_line
+from ostinatod.cli.text import counted, one_line
 from ostinatod.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,10 +45,12 @@ def doctor(context: click.Context, cli: Cli, show_all: bool, as_json: bool) -> N
             _show(context, finding)
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
+    found = ((problems, "problem"), (warnings, "warning"))
     if as_json:
         print_json({"ok": not problems, "problems": problems, "warnings": warnings, "findings": findings})
     elif problems or warnings:
-        say(f"{problems} problem(s), {warnings} warning(s). Each is explained in docs/troubleshooting.md")
+        told = " and ".join(counted(number, noun) for number, noun in found if number)
+        say(f"{told}, explained in docs/troubleshooting.md")
     else:
         say("Everything is in order.")
     if problems:

@@ -33,7 +33,10 @@ def engine() -> None:
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers to run at once; one per core otherwise.")
 @json_option
 def build(backend: BackendRequest, jobs: int | None, as_json: bool) -> None:
-    """Compile the engine for this machine; nothing happens if it is up to date."""
+    """Compile the engine for this machine.
+
+    Nothing happens if it is up to date.
+    """
     from ostinatod.installer.engine_build import build_engine
 
     with share_display() as display:
@@ -66,6 +69,8 @@ def engine_status(as_json: bool) -> None:
         print_json(facts)
     else:
         print_text(outline(facts))
+        if not facts["up_to_date"]:
+            say("Its sources have changed since. Build it anew: ostinato engine build")
 
 
 def _facts(built: EngineBuild) -> dict[str, str | bool]:

@@ -13,7 +13,7 @@ import click
 from ostinatod.cli.completion import complete_model
 from ostinatod.cli.context import Cli, json_option, pass_cli
 from ostinatod.cli.output import print_json, print_text, say
-from ostinatod.cli.text import human_bytes, section, table
+from ostinatod.cli.text import counted, human_bytes, section, table
 from ostinatod.config import FOREVER_S, parse_duration_s
 from ostinatod.errors import ConfigError
 
@@ -31,9 +31,9 @@ _KIND_WORDS = {
 @json_option
 @pass_cli
 def stats(cli: Cli, model: str, as_json: bool) -> None:
-    """Show what the routing log holds: sessions, tokens, times by kind of turn.
+    """Show sessions, tokens and times by kind of turn.
 
-    With MODEL, only that model's.
+    This is what the routing log holds. With MODEL, only that model's.
     """
     with cli.client() as client:
         told = client.stats(model or None)
@@ -76,7 +76,7 @@ def forget(
     if as_json:
         print_json({"sessions": sessions, "requests": requests})
     else:
-        say(f"forgot {_counted(sessions, 'session')} and {_counted(requests, 'request')}")
+        say(f"forgot {counted(sessions, 'session')} and {counted(requests, 'request')}")
 
 
 def parse_moment(text: str, *, now: float) -> float:
@@ -124,9 +124,9 @@ def _totals(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "prompt tokens", f"{model['new_tokens']} read, {model['reused_tokens']} reused"
     yield "output tokens", str(model["output_tokens"])
     yield "prefix breaks", f"{model['prefix_breaks']}, {model['lost_tokens']} tokens read again"
-    for phase, counted in model["phases"].items():
-        coverage = counted["coverage"]
-        yield f"{phase} routes", f"{counted['routes']}{'' if coverage is None else f', {coverage:.1%} of them hot'}"
+    for phase, told in model["phases"].items():
+        coverage = told["coverage"]
+        yield f"{phase} routes", f"{told['routes']}{'' if coverage is None else f', {coverage:.1%} of them hot'}"
 
 
 def _turns(model: Mapping[str, Any]) -> Iterator[Sequence[str]]:
@@ -145,7 +145,7 @@ def _log(log: Mapping[str, Any], database: Mapping[str, Any]) -> Iterator[tuple[
     if hint := log.get("hint"):
         yield "", str(hint)
     if dropped := log.get("dropped"):
-        yield "lost", f"{_counted(dropped, 'request')} since the daemon started"
+        yield "lost", f"{counted(dropped, 'request')} since the daemon started"
     yield "size", f"{human_bytes(database.get('used_bytes') or 0)} of {human_bytes(log.get('cap_bytes') or 0)}"
     yield "file", str(database.get("file") or "-")
 
@@ -157,7 +157,3 @@ def human_ms(value: float | None) -> str:
     if value < 10:
         return f"{value:.2f} ms"
     return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.1f} s"
-
-
-def _counted(number: int, unit: str) -> str:
-    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"

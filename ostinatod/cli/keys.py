@@ -54,13 +54,18 @@ def list_keys(as_json: bool) -> None:
         print_json([{"id": key.id, "name": key.name, "created_at": key.created_at} for key in kept])
         return
     print_text(table(("NAME", "ID", "CREATED"), [(key.name, key.id, key.created_at) for key in kept]))
+    if not kept:
+        say("There are no keys: the daemon asks for none. Make one: ostinato keys add NAME")
 
 
 @keys.command("rm")
 @click.argument("name")
 @json_option
 def remove_key(name: str, as_json: bool) -> None:
-    """Remove the key called NAME, or of that id; it is refused from the next request on."""
+    """Remove the key called NAME, or of that id.
+
+    It is refused from the next request on.
+    """
     file = _file()
     removed = file.remove(name)
     say(f"removed {removed.name}")

@@ -49,6 +49,8 @@ def ps(cli: Cli, prefix: str, as_json: bool) -> None:
         for model in models
     )
     print_text(table(("NAME", "ID", "SIZE", "PLACEMENT", "CONTEXT", "UNTIL"), rows))
+    if not models:
+        say(f"No model in memory{f' begins with {prefix}' if prefix else ''}. Load one: ostinato load MODEL")
     for model in models:
         if model.gpu_experts is not None and model.gpu_experts.refused:
             say(f"{model.name} has no expert pool: {model.gpu_experts.refused}")

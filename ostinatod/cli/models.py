@@ -103,8 +103,9 @@ def list_models(cli: Cli, prefix: str, as_json: bool) -> None:
         print_json(models)
         return
     print_text(listing_table(models))
-    if not models and not prefix:
-        say("There are no models yet. Get one: ostinato pull ORG/REPO")
+    if not models:
+        none_at_all = "There are no models yet. Get one: ostinato pull ORG/REPO"
+        say(f"No model's name begins with {prefix}. All of them: ostinato list" if prefix else none_at_all)
 
 
 def listing_table(models: Sequence[ModelListing]) -> str:

@@ -23,10 +23,10 @@ from ostinatod.cli.text import section, table
 @json_option
 @pass_cli
 def plan(cli: Cli, model: str, action: str | None, history: bool, explain: bool, as_json: bool) -> None:
-    """Show which experts of MODEL are better kept hot, learned from your sessions.
+    """Show which experts are better kept hot, and change to them.
 
-    The daemon applies a plan by itself when a model is idle and the plan is clearly better, and returns to the set
-    before if it was not.
+    Learned from your sessions with MODEL. The daemon applies a plan by itself when a model is idle and the plan is
+    clearly better, and returns to the set before if it was not.
     """
     if action and (history or explain):
         raise click.UsageError("Expected one of --apply, --undo, --history and --explain.")
@@ -38,6 +38,8 @@ def plan(cli: Cli, model: str, action: str | None, history: bool, explain: bool,
         say(_changed(model, told, undone=action == "undo"))
     elif history:
         print_text(_history(told))
+        if not told["history"]:
+            say(f"No set of {model} was in use yet. What is proposed: ostinato plan {model}")
     else:
         print_text("\n\n".join(_paragraphs(told, explain=explain)))
 
@@ -89,8 +91,8 @@ def _history(told: Mapping[str, Any]) -> str:
             str(item["sessions"]),
             str(item["hot_experts"]),
             str(item["moved"]),
-            _share(item["coverage_held_out"]),
             _share(item["coverage_measured"]),
+            _share(item["coverage_held_out"]),
             _number(item["tpot_ms_measured"]),
             _number(item.get("tpot_ms_predicted")),
             item["note"],
@@ -105,10 +107,10 @@ def _history(told: Mapping[str, Any]) -> str:
         "SESSIONS",
         "HOT",
         "MOVED",
-        "EXPECTED",
-        "MEASURED",
+        "COVERAGE",
+        "(EXPECTED)",
         "TPOT MS",
-        "EXPECTED",
+        "(EXPECTED)",
         "NOTE",
     )
     return table(header, rows)

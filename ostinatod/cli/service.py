@@ -103,7 +103,10 @@ def service_status(as_json: bool) -> None:
 @json_option
 @pass_cli
 def restart(cli: Cli, as_json: bool) -> None:
-    """End the daemon in order, answers in progress first, and start it again."""
+    """End the daemon in order and start it again.
+
+    Answers in progress end first.
+    """
     from ostinatod.service.host import find_host
 
     host = find_host(os.environ)

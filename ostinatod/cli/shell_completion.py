@@ -96,9 +96,9 @@ def show(context: click.Context, shell: str, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def install(context: click.Context, shell: str | None, as_json: bool) -> None:
-    """Put the script where the shell finds it; without SHELL, for the one you use.
+    """Put the script where the shell finds it.
 
-    Only your home is written to, and no start-up file is changed.
+    Without SHELL, for the one you use. Only your home is written to, and no start-up file is changed.
     """
     chosen = shell or _own_shell()
     file, is_new = install_script(chosen, completion_script(context.find_root().command, chosen))

@@ -58,19 +58,24 @@ def human_duration(duration: timedelta) -> str:
     if seconds < 1:
         return "Less than a second"
     if seconds < 60:
-        return _count(seconds, "second")
+        return counted(seconds, "second")
     if seconds < 120:
         return "About a minute"
     if seconds < 3600:
-        return _count(seconds // 60, "minute")
+        return counted(seconds // 60, "minute")
     if seconds < 7200:
         return "About an hour"
     if seconds < 2 * _DAY_S:
-        return _count(seconds // 3600, "hour")
+        return counted(seconds // 3600, "hour")
     for days, unit in ((365, "year"), (30, "month"), (7, "week")):
         if seconds >= 2 * days * _DAY_S:
-            return _count(seconds // (days * _DAY_S), unit)
-    return _count(seconds // _DAY_S, "day")
+            return counted(seconds // (days * _DAY_S), unit)
+    return counted(seconds // _DAY_S, "day")
+
+
+def counted(number: int, unit: str) -> str:
+    """A number of things: "1 request", "3 requests"."""
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
@@ -116,7 +121,3 @@ def _scalar(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(_scalar(item) for item in value) or "-"
     return one_line(str(value))
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"

@@ -2,7 +2,7 @@
 
 Saving is a favour to the next turn, so nothing here raises: what goes wrong is told in the log, and the prompt is read
 anew. The engine keeps one prompt in each slot and the others in host memory; a slot that is empty takes the latest of
-those when it is saved (`overlay/ostinato/cached-prompt.h`).
+those when it is saved, and a prompt's checkpoints go into its file (`overlay/ostinato/cached-prompt.h`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ from typing import Any
 from ostinatod.service.plan import STOP_TIMEOUT_S, ServicePlan
 
 LABEL = "ostinato.daemon"
-MARK = "InstalledByOstinatoService"
-"""A key that launchd ignores, by which the file is known again."""
+MARK = b"<!-- Written by `ostinato service install`; `ostinato service uninstall` removes it. -->"
+"""By which the file is known again. No key of ours: launchd reports those that it does not know."""
+
+_HEAD_END = b'<plist version="1.0">'
 
 
 def agent_plist(plan: ServicePlan) -> bytes:
@@ -17,7 +19,6 @@ def agent_plist(plan: ServicePlan) -> bytes:
     output = str(plan.log_dir / "daemon.log")
     values: dict[str, Any] = {
         "Label": LABEL,
-        MARK: True,
         "ProgramArguments": list(plan.command),
         "EnvironmentVariables": dict(plan.environment),
         "RunAtLoad": True,
@@ -31,4 +32,4 @@ def agent_plist(plan: ServicePlan) -> bytes:
         "StandardOutPath": output,
         "StandardErrorPath": output,
     }
-    return plistlib.dumps(values)
+    return plistlib.dumps(values).replace(_HEAD_END, MARK + b"\n" + _HEAD_END, 1)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ostinatod.errors import ConfigError, ServiceError
 from ostinatod.service.host import Kind, ServiceState, ask, said, write_file
 from ostinatod.service.plan import ServicePlan
-from ostinatod.service.systemd_unit import MARK, UNIT_NAME, unit_text
+from ostinatod.service.systemd_unit import MARK, UNIT_NAME, quoted_argument, unit_text
 
 _WITHOUT = (
     "Run it yourself: ostinato serve. To start it with the machine, let cron do it (crontab -e): @reboot ostinato serve"
@@ -98,11 +98,18 @@ class Systemd:
             survives_logout=linger.stdout.strip() == "yes" if linger and linger.returncode == 0 else None,
         )
 
+    def starts(self, program: Path) -> bool:
+        """Whether the unit is installed and starts this very program."""
+        return f"ExecStart={quoted_argument(str(program))} " in self._text()
+
     def _is_ours(self) -> bool:
+        return MARK in self._text()
+
+    def _text(self) -> str:
         try:
-            return MARK in self.file.read_text(encoding="utf-8", errors="replace")
+            return self.file.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return False
+            return ""
 
     def _fault(self) -> str | None:
         """Why the user's systemd cannot be asked; None if it can."""

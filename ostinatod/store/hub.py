@@ -16,7 +16,7 @@ from types import TracebackType
 from urllib.parse import SplitResult, urlsplit
 
 import httpx
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not listed in __all__
 
@@ -59,6 +59,8 @@ class Hub:
                 hint="Set HF_ENDPOINT or the setting hub_endpoint to an address such as https://huggingface.co.",
             )
         self._stall_s = stall_s
+        # else the client asks the hub for names of coding agents once a day, and tells it which one is at work
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         self._client = httpx.Client(timeout=httpx.Timeout(stall_s, connect=min(_CONNECT_S, stall_s)))
 
     def __enter__(self) -> Hub:

@@ -63,7 +63,13 @@ def test_foreign_host_names_are_refused_before_the_handler(shared_app: RunningAp
     assert not shared_app.shutdown_requests
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:3000", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("https://evil.example", "null", "http://localhost:3000", "http://127.0.0.1"),
+        *("https://vscode-webview", "vscode-webview", "xvscode-webview://1abc"),
+    ],
+)
 def test_foreign_origins_are_refused_before_the_handler(shared_app: RunningApp, origin: str) -> None:
     answer = shared_app.http.post("/ostinato/shutdown", headers={"Origin": origin})
     assert answer.status_code == 403
@@ -72,16 +78,25 @@ def test_foreign_origins_are_refused_before_the_handler(shared_app: RunningApp, 
 
 
 def test_listed_origins_get_a_preflight_and_cors_headers(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
-    app = start_app(scripted_engine, Settings(allowed_origins=("http://app.example", "vscode-webview://*")))
+    app = start_app(scripted_engine, Settings(allowed_origins=("http://app.example", "tauri://*")))
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
     preflight = app.http.options("/v1/chat/completions", headers={"Origin": "http://app.example", **asking})
     assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == "http://app.example"
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     assert "access-control-allow-credentials" not in preflight.headers
-    answer = app.http.get("/v1/models/unknown", headers={"Origin": "vscode-webview://1abc"})
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (404, "vscode-webview://1abc")
+    answer = app.http.get("/v1/models/unknown", headers={"Origin": "tauri://localhost"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (404, "tauri://localhost")
     assert app.http.options("/", headers={"Origin": "http://app.example.evil.example", **asking}).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["vscode-webview://1abc", "vscode-file://vscode-app"])
+def test_the_panels_of_an_editor_need_no_setting(shared_app: RunningApp, origin: str) -> None:
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    preflight = shared_app.http.options("/v1/chat/completions", headers={"Origin": origin, **asking})
+    assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, origin)
+    answer = shared_app.http.get("/v1/models", headers={"Origin": origin})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", None])
@@ -401,6 +416,7 @@ def test_the_loaded_context_is_told_under_every_name(start_app: StartApp, script
         return {
             *(entry["max_model_len"], entry["context_length"], entry["context_window"], entry["meta"]["n_ctx"]),
             *(shown["model_info"]["qwen3moe.context_length"], int(shown["parameters"].removeprefix("num_ctx "))),
+            app.http.get("/props", params={"model": "m"}).json()["default_generation_settings"]["n_ctx"],
         }
 
     assert told() == {65536}
@@ -409,6 +425,17 @@ def test_the_loaded_context_is_told_under_every_name(start_app: StartApp, script
     assert app.http.get("/api/ps").json()["models"][0]["context_length"] == 2048
     assert app.http.get("/v1/models/m").json()["meta"]["n_ctx_train"] == 131072
     assert [entry["id"] for entry in app.http.get("/v1/models").json()["data"]] == ["m", "embedder"]
+
+
+def test_props_tell_of_the_model_that_is_meant(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+    app = start_app(scripted_engine.scripted(n_ctx=2048), Settings(parallel=3))
+    refused = app.http.get("/props")
+    assert (refused.status_code, "m, embedder" in refused.text) == (400, True)
+    assert app.http.get("/props", params={"model": "nothing"}).status_code == 404
+    app.chat("x")
+    told = app.http.get("/props").json()
+    assert (told["model_alias"], told["total_slots"], told["chat_template"]) == ("m", 3, "{{ messages }} of m")
+    assert told["default_generation_settings"] == {"n_ctx": 2048}
 
 
 def test_load_tells_progress_and_unload_ends_the_engine(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:

@@ -11,15 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import ollama
+import openai
 import pytest
 
 from ostinatod import locations
 from ostinatod.installer.engine_build import EngineBuild
-from tests.conftest import RunningDaemon, StartDaemon
+from tests.conftest import RunningDaemon, StartDaemon, eventually
 
 pytestmark = pytest.mark.engine
 
+BEGINS_CALL = 3
+"""The bundled model's token `<tool_call>`, which it likes about as much as a question."""
 SESSION = json.loads((Path(__file__).parents[1] / "data" / "tau2-retail-session.json").read_text())
 
 
@@ -125,3 +129,73 @@ def test_llm_finds_the_model_and_chats(daemon: RunningDaemon, tmp_path: Path) ->
     assert latest["kind"] == "after_user"
     assert latest["reused_tokens"] >= first["new_tokens"] + first["reused_tokens"]
     assert "maximum context length is 8192 tokens" in llm("-m", "ollama/tiny", "word " * 9000, fails=True)
+
+
+def test_llm_runs_the_tool_that_the_model_calls(
+    engine_build: EngineBuild, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    for package in ("llm", "llm_ollama"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install llm llm-ollama")
+    calls = f"--logit-bias {BEGINS_CALL}+4"
+    daemon = start_daemon(locations.engine_cache_dir(), OSTINATO_ENGINE_ARGS=calls, OSTINATO_THREADS="1")
+    name = "find_user_id_by_name_zip"
+    (described,) = [tool["function"]["description"] for tool in SESSION["tools"] if tool["function"]["name"] == name]
+    tool = tmp_path / "tool.py"
+    tool.write_text(
+        f"def {name}(first_name: str, last_name: str, zip: str) -> str:\n"
+        f'    """{described}"""\n'
+        '    return "fatima_johnson_7581"\n'
+    )
+    environment = {**os.environ, "OLLAMA_HOST": daemon.url, "LLM_USER_PATH": str(tmp_path), "NO_PROXY": "*"}
+    asked = "My name is Fatima Johnson, and the ZIP code is 78712."
+    options = ("-o", "num_predict", "90", "-o", "temperature", "0", "--chain-limit", "2")
+    command = [sys.executable, "-m", "llm", "-m", "ollama/tiny", "--functions", str(tool), "--td", asked, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert f"{name}({{'first_name': 'Fatima', 'last_name': 'Johnson', 'zip': '78712'}})" in done.stderr
+    assert "fatima_johnson_7581" in done.stderr
+
+
+@pytest.fixture
+def openai_sdk(daemon: RunningDaemon) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_sdk(daemon: RunningDaemon) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=daemon.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_both_sdks_find_the_model_and_how_much_fits(
+    openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
+) -> None:
+    (told,) = openai_sdk.models.list()
+    assert (told.id, told.model_extra and told.model_extra["context_window"]) == ("tiny", 8192)
+    assert openai_sdk.models.retrieve("tiny") == told
+    (found,) = anthropic_sdk.models.list()
+    assert (found.id, anthropic_sdk.models.retrieve("tiny").id) == ("tiny", "tiny")
+
+
+def test_a_stream_that_a_client_closes_frees_the_engine(
+    daemon: RunningDaemon, client: ollama.Client, openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
+) -> None:
+    endless: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
+    told: Any = said("Count.")
+    streams: list[Any] = [
+        openai_sdk.chat.completions.create(model="tiny", messages=told, stream=True, **endless),
+        openai_sdk.responses.create(model="tiny", input="Count.", stream=True, **endless),
+        anthropic_sdk.messages.create(model="tiny", max_tokens=8000, messages=told, stream=True, **endless),
+        client.chat("tiny", told, stream=True, options={"num_predict": 8000}),
+    ]
+    for stream in streams:
+        next(iter(stream))
+    assert daemon.http.get("/ostinato/status").json()["models"][0]["in_flight"] == len(streams)
+    for stream in streams:
+        stream.close()
+    eventually(
+        lambda: daemon.http.get("/ostinato/status").json()["models"][0]["in_flight"] == 0, "all requests have ended", 10
+    )
+    requests = daemon.http.get("/ostinato/requests").json()["requests"]
+    assert [request["status"] for request in requests] == ["cancelled"] * len(streams)

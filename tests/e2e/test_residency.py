@@ -75,7 +75,7 @@ def running_engine(build: EngineBuild, directory: Path, *flags: str) -> Iterator
         stack.callback(process.terminate)
         transport = httpx.HTTPTransport(uds=str(socket))
         http = stack.enter_context(httpx.Client(transport=transport, base_url="http://engine", timeout=60))
-        wait_until_healthy(process, http, log, "the engine", within_s=60)
+        wait_until_healthy(process, http, log, "the engine", within_s=60, unix_socket=socket)
         yield RunningEngine(http, log)
 
 

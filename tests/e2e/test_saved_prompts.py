@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,17 @@ from ostinatod.config import Settings
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.store import ModelStore
 from tests.conftest import RunningApp, running_app
+from tests.e2e.chat_models import make_chat_model
 from tests.fakes.memory_store import MemoryStore
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 MIB = 1024**2
 QUESTION = "Tell me about the order W3792453 and everything that is known about it. " * 20
+LONG_QUESTION = QUESTION * 3
+"""Longer than what the window of a tiny model keeps beside its batch."""
+WITH_CHECKPOINTS = ("gpt-oss", "qwen3next")
+"""A sliding window, and recurrent layers."""
 NONCE = "quixotic-nonce-7391 "
 
 Start = Callable[..., AbstractContextManager[RunningApp]]
@@ -36,11 +41,11 @@ def start(engine_build: EngineBuild, tmp_path: Path) -> Start:
     return started
 
 
-def ask(app: RunningApp, *turns: str) -> tuple[str, int, int]:
+def ask(app: RunningApp, *turns: str, model: str = "tiny") -> tuple[str, int, int]:
     """The answer, the tokens of the prompt, and how many of them were not read again."""
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": turn} for number, turn in enumerate(turns)]
-    body = {"model": "tiny", "messages": messages, "max_tokens": 8, "temperature": 0}
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
     answer = app.http.post("/v1/chat/completions", json=body).raise_for_status().json()
     usage = answer["usage"]
     text = answer["choices"][0]["message"]["content"]
@@ -76,6 +81,31 @@ def test_a_model_that_is_unloaded_finds_its_prompts_again(start: Start) -> None:
             assert app.http.post("/ostinato/unload", json={"model": "tiny"}).json()["was_loaded"]
             app.http.post("/ostinato/load", json={"model": "tiny"})
         assert ask(app, QUESTION, text, "And now?")[2] > n_prompt
+
+
+@pytest.mark.parametrize("architecture", WITH_CHECKPOINTS)
+def test_memory_that_cannot_be_rolled_back_goes_back_to_its_checkpoints_after_a_restart(
+    architecture: str, engine_build: EngineBuild, tmp_path: Path
+) -> None:
+    model = make_chat_model(architecture, engine_build.library_directory, tmp_path / "m.gguf")
+    record = ModelStore(tmp_path / "db", tmp_path / "hub", "http://127.0.0.1:9").add_file(model, "other")
+    settings = Settings(threads=1, prompt_state_bytes=64 * MIB, context_tokens=8192)
+
+    def second_turns(folder: Path, restarts: bool) -> list[tuple[str, int, int]]:
+        """Turns that do not repeat what was sampled, of a prompt in the host cache and of one in a slot."""
+        folder.mkdir()
+        with ExitStack() as stack:
+            app = stack.enter_context(running_app(folder, engine_build, settings, MemoryStore(record)))
+            firsts = [ask(app, name + LONG_QUESTION, model="other") for name in "AB"]
+            if restarts:
+                stack.close()
+                app = stack.enter_context(running_app(folder, engine_build, settings, MemoryStore(record)))
+            turns = [ask(app, name + LONG_QUESTION, "I cannot say.", "And now?", model="other") for name in "AB"]
+        for (_, n_first, _), (_, _, n_reused) in zip(firsts, turns, strict=True):
+            assert n_first - 8 < n_reused < n_first
+        return turns
+
+    assert second_turns(tmp_path / "a", restarts=True) == second_turns(tmp_path / "b", restarts=False)
 
 
 def test_what_cannot_be_used_is_ignored_out_loud(

@@ -228,10 +228,7 @@ class Handler(BaseHTTPRequestHandler):
         """A scripted answer in the words of a chat completion."""
         deltas, reason = SAID.get(command, ([{"content": prompt}], "stop"))
         timings = {"cache_n": 2, "prompt_n": 1, "predicted_n": 1, "prompt_ms": 1.0, "predicted_ms": 2.0}
-        broken = {"code": 500, "message": UNREADABLE, "type": "server_error"}
         if not fields.get("stream"):
-            if command == "!unreadable":
-                return self.answer(500, {"error": broken})
             choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", **whole(deltas)}}
             told = {"object": "chat.completion", "choices": [choice], "usage": usage, "timings": timings}
             return self.answer(200, told)
@@ -244,6 +241,7 @@ class Handler(BaseHTTPRequestHandler):
         for delta in deltas:
             self.chunk(chunk(delta))
         if command == "!unreadable":
+            broken = {"code": 500, "message": UNREADABLE, "type": "server_error"}
             self.chunk(b"data: " + json.dumps({"error": broken}, separators=(",", ":")).encode() + b"\n\n")
         else:
             self.chunk(chunk({}, reason=reason))
@@ -313,7 +311,7 @@ def event(text: str, **fields: Any) -> bytes:
     return b"data: " + json.dumps({**chunk, "choices": [choice]}).encode() + b"\n\n"
 
 
-UNREADABLE = "The model produced output that does not match the expected peg-native format"
+UNREADABLE = "Invalid diff: 'so far' not found at start of 'so fa'"
 SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
     "!tools": (
         [

@@ -23,13 +23,38 @@ case "$1" in
 esac
 """
 
+# Ending takes its time, as in macOS: what was taken out is listed for a while, and its name is free later still.
 _LAUNCHCTL = """
 echo "$*" >> {root}/asked
+count() {{ cat {root}/$1 2>/dev/null || echo 0; }}
+refuse() {{ echo "Bootstrap failed: $1: $2" >&2; exit $1; }}
 case "$1" in
-    bootstrap) touch {root}/active;;
-    bootout) rm -f {root}/active;;
-    kickstart) [ -e {root}/active ] || exit 113;;
-    print) [ -e {root}/active ] && echo "    state = running" || exit 113;;
+    bootstrap)
+        [ -e {root}/never-free ] && refuse 5 "Input/output error"
+        [ -e {root}/no-domain ] && refuse 125 "Domain does not support specified action"
+        [ -e {root}/active ] && refuse 37 "Operation already in progress"
+        held=$(count held)
+        [ "$held" -gt 0 ] && {{ echo $((held - 1)) > {root}/held; refuse 5 "Input/output error"; }}
+        touch {root}/active;;
+    bootout)
+        [ -e {root}/active ] || exit 3
+        echo 2 > {root}/leaving; echo 1 > {root}/held
+        echo "Boot-out failed: 36: Operation now in progress" >&2; exit 36;;
+    kickstart)
+        [ "$2" = -k ] && touch {root}/killed
+        [ -e {root}/active ] || exit 113
+        rm -f {root}/idle;;
+    print)
+        [ -e {root}/idle ] && {{ echo "    state = not running"; exit 0; }}
+        leaving=$(count leaving)
+        if [ "$leaving" -gt 0 ]; then
+            [ -e {root}/stuck ] && {{ echo "    state = SIGTERMed"; exit 0; }}
+            [ "$leaving" -eq 1 ] && rm -f {root}/active
+            echo $((leaving - 1)) > {root}/leaving
+            echo "    state = SIGTERMed"
+        else
+            [ -e {root}/active ] && echo "    state = running" || exit 113
+        fi;;
 esac
 """
 
@@ -48,7 +73,9 @@ class ServiceTools:
         return [line for line in words if line.split()[0] not in ("show", "is-active", "is-enabled", "print")]
 
     def set(self, name: str) -> None:
-        """ "no-bus": the user's manager does not run; "refuse": starting fails; "linger": it runs on after log-out."""
+        """ "no-bus": the user's manager does not run; "refuse": starting fails; "linger": it runs on after log-out;
+        "no-domain": nobody is logged in at launchd's screen; "never-free": launchd does not let go of the name;
+        "stuck": an agent does not end; "idle": it ended by itself."""
         (self.root / name).touch()
 
 

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
@@ -31,6 +35,7 @@ from ostinatod import locations
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.models import bundled_file
 from tests.conftest import RunningDaemon, StartDaemon, eventually
+from tests.terminal import Terminal
 
 DIRECTORIES = os.environ.get("OSTINATO_AGENTS", "")
 PATIENCE_S = 110
@@ -52,7 +57,13 @@ class Agent:
     silence: str = ""
     """Why it says nothing of an overflow."""
     again: tuple[str, ...] = ()
-    """Arguments that continue its last conversation, before what is said next; none where it cannot."""
+    """Arguments that continue its last conversation, before what is said next."""
+    terminal: tuple[str, ...] = ()
+    """Arguments that open it in a terminal, for an agent that goes on with a conversation there only."""
+    interface: str = ""
+    """What is on the screen then."""
+    rewrites: str = ""
+    """What it changes in its own prompt from turn to turn."""
 
     @property
     def tool_call(self) -> str:
@@ -63,6 +74,7 @@ class Agent:
 
 COMMAND = "expr 40000 + 242"
 RESULT = "40242"
+AIDER = ("--yes-always", "--no-git", "--no-check-update", "--no-show-model-warnings")
 AGENTS = (
     Agent(
         "claude",
@@ -104,14 +116,25 @@ AGENTS = (
         silence="it ends without printing anything",
         again=("-p", "-c"),
     ),
-    Agent("cline", "cline", ("-t", "60"), "run_commands", {"commands": [COMMAND]}),
+    Agent(
+        "cline",
+        "cline",
+        ("-t", "60"),
+        "run_commands",
+        {"commands": [COMMAND]},
+        terminal=("-i",),
+        interface="Auto-approve",
+    ),
     Agent("continue", "cn", ("--auto", "-p"), "Bash", {"command": COMMAND}, again=("--auto", "--resume", "-p")),
     Agent(
         "aider",
         "aider",
-        ("--yes-always", "--no-git", "--no-check-update", "--no-show-model-warnings", "--message"),
+        (*AIDER, "--message"),
         None,
         {},
+        terminal=(*AIDER, "--no-pretty"),
+        interface="Repo-map",
+        rewrites="its reminder of the answer's format stands behind the latest message, and moves with it",
     ),
 )
 
@@ -134,26 +157,34 @@ class Bench:
     home: Path
     model: str = "tiny"
 
-    def start(self, agent: Agent, task: str, *, again: bool = False) -> subprocess.Popen[str]:
-        """Start the agent on a task, through our own command line; `again` goes on with its last conversation."""
-        work = self.home / "work"
-        work.mkdir(exist_ok=True)
-        environment = {
+    @property
+    def work(self) -> Path:
+        """Where agents work."""
+        return self.home / "work"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """All variables that an agent gets."""
+        return {
             "HOME": str(self.home),
             "PATH": f"{DIRECTORIES}:/usr/bin:/bin:{Path(shutil.which('node') or '/usr/bin/node').parent}",
             "OSTINATO_HOME": str(self.daemon.home),
             "OSTINATO_HOST": self.daemon.url,
-            "TERM": "dumb",
-            "CI": "1",
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
+            **more,
         }
-        command = [sys.executable, "-m", "ostinatod", "launch", agent.client, "--model", self.model, "--"]
+
+    def command(self, agent: Agent, *arguments: str) -> list[str]:
+        """Our own command line for the agent."""
+        return [sys.executable, "-m", "ostinatod", "launch", agent.client, "--model", self.model, "--", *arguments]
+
+    def start(self, agent: Agent, task: str, *, again: bool = False) -> subprocess.Popen[str]:
+        """Start the agent on a task; `again` goes on with its last conversation."""
         return subprocess.Popen(
             # In aider a message that begins with ! is a command for its own shell.
-            [*command, *(agent.again if again else agent.before), f"Now:\n{task}"],
-            cwd=work,
-            env=environment,
+            self.command(agent, *(agent.again if again else agent.before), f"Now:\n{task}"),
+            cwd=self.work,
+            env=self.environment(TERM="dumb", CI="1"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -173,6 +204,29 @@ class Bench:
             return None, process.communicate()[0]
         return process.returncode, output
 
+    def talk(self, agent: Agent, *tasks: str, within_s: float) -> None:
+        """Type one task after the other into the agent's own interface, each when the one before is answered."""
+        terminal = Terminal(self.home)
+        shell = f"cd {shlex.quote(str(self.work))} && exec {shlex.join(self.command(agent, *agent.terminal))}"
+        variables = self.environment(TERM="tmux-256color", LC_ALL="C.UTF-8")
+        terminal.start(f"sh -c {shlex.quote(shell)}", (120, 40), **variables)
+        try:
+            terminal.until_shown(agent.interface)
+            time.sleep(5)  # what it announces comes a little later, and goes with any key
+            terminal.press("BSpace")
+            for number, task in enumerate(tasks, 1):
+                terminal.press("-l", task)
+                terminal.until_shown(task)
+                terminal.press("Enter")
+                eventually(lambda: self.answered() >= number, terminal.screen(), within_s, every_s=0.5)  # noqa: B023
+        finally:
+            terminal.close()
+
+    def answered(self) -> int:
+        """How many requests the daemon has answered."""
+        requests = self.daemon.http.get("/ostinato/requests").json()["requests"]
+        return sum(request["status"] == "ok" for request in requests)
+
     def end(self, process: subprocess.Popen[str]) -> None:
         """End the agent and everything it started."""
         os.killpg(process.pid, signal.SIGTERM)
@@ -186,11 +240,22 @@ class Bench:
 
 
 @pytest.fixture
-def bench(start_daemon: StartDaemon, scripted_engine_cache: Path, tmp_path: Path) -> Bench:
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A home for an agent; what the agent has left running ends with the test."""
+    place = tmp_path / "agent"
+    (place / "work").mkdir(parents=True)
+    yield place
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("HOME") == str(place):
+                process.kill()
+
+
+@pytest.fixture
+def bench(start_daemon: StartDaemon, scripted_engine_cache: Path, home: Path, tmp_path: Path) -> Bench:
     """A daemon with a scripted engine of 64k context, and a home."""
-    journal, home = tmp_path / "journal", tmp_path / "agent"
+    journal = tmp_path / "journal"
     journal.touch()
-    home.mkdir()
     script = json.dumps({"n_ctx": 65536, "journal": str(journal)})
     daemon = start_daemon(scripted_engine_cache, OSTINATO_SCRIPTED_ENGINE=script)
     daemon.http.post("/ostinato/load", json={"model": "tiny"})
@@ -216,12 +281,11 @@ def write_first_layer(file: Path) -> None:
 
 
 @pytest.fixture
-def reading_bench(engine_build: EngineBuild, start_daemon: StartDaemon, tmp_path: Path) -> Bench:
+def reading_bench(engine_build: EngineBuild, start_daemon: StartDaemon, home: Path, tmp_path: Path) -> Bench:
     """A daemon with the real engine. What it answers means nothing, and a bias makes it end soon; reading counts."""
-    home, model = tmp_path / "agent", tmp_path / "one-layer.gguf"
-    home.mkdir()
+    model = tmp_path / "one-layer.gguf"
     write_first_layer(model)
-    ends_soon = "--logit-bias 2+7"
+    ends_soon = "--logit-bias 2+9"
     daemon = start_daemon(locations.engine_cache_dir(), OSTINATO_ENGINE_ARGS=ends_soon, OSTINATO_PARALLEL="2")
     daemon.http.post("/ostinato/add", json={"path": str(model), "name": "one-layer"}).raise_for_status()
     daemon.http.post("/ostinato/load", json={"model": "one-layer"})
@@ -231,15 +295,26 @@ def reading_bench(engine_build: EngineBuild, start_daemon: StartDaemon, tmp_path
 @pytest.mark.engine
 @pytest.mark.timeout(2 * READING_S + 60)
 def test_the_next_turn_of_an_agent_reads_only_what_is_new(reading_bench: Bench, agent: Agent) -> None:
-    if not agent.again:
-        pytest.skip(f"{agent.client} cannot go on with a conversation without a terminal")
-    for again, task in ((False, "Say hello."), (True, "And now say it again.")):
-        code, output = reading_bench.run(agent, task, again=again, within_s=READING_S)
-        assert code is not None, output[-3000:]
+    tasks = ("Say hello.", "And now say it again.")
+    if agent.terminal:
+        if shutil.which("tmux") is None:
+            pytest.skip(f"{agent.client} goes on with a conversation in a terminal only, and tmux is missing")
+        reading_bench.talk(agent, *tasks, within_s=READING_S)
+    elif agent.again:
+        for again, task in zip((False, True), tasks, strict=True):
+            code, output = reading_bench.run(agent, task, again=again, within_s=READING_S)
+            assert code is not None, output[-3000:]
+    else:
+        pytest.skip(f"{agent.client} cannot go on with a conversation")
     requests = reading_bench.daemon.http.get("/ostinato/requests").json()["requests"]
     turns = [request for request in requests if request["kind"] in ("first", "after_user")]
-    print([(request["kind"], request["new_tokens"], request["reused_tokens"]) for request in turns])
+    figures = ("kind", "new_tokens", "reused_tokens", "ttft_ms", "prefix_break")
+    print([[request[name] for name in figures] for request in turns])
     latest, first = turns[0], turns[-1]
+    if agent.rewrites:
+        assert latest["prefix_break"]["reason"] == "message", agent.rewrites
+        return
+    assert latest["prefix_break"] is None
     assert latest["reused_tokens"] >= 0.9 * first["new_tokens"]
     assert latest["new_tokens"] < 0.1 * first["new_tokens"]
 
@@ -281,3 +356,27 @@ def test_an_overflow_reaches_the_user_in_words(bench: Bench, agent: Agent) -> No
     print(output[-3000:])
     assert code is not None
     assert any(words in output.lower() for words in ("context window", "context length", "too long"))
+
+
+@pytest.mark.timeout(PATIENCE_S + 60)
+def test_codex_takes_the_daemon_for_its_local_provider_without_launch(bench: Bench) -> None:
+    (codex,) = (agent for agent in AGENTS if agent.client == "codex")
+    if shutil.which(codex.program, path=DIRECTORIES or "/nonexistent") is None:
+        pytest.skip(f"{codex.program} is in none of OSTINATO_AGENTS={DIRECTORIES!r}")
+    environment = bench.environment(TERM="dumb", CI="1", CODEX_OSS_BASE_URL=f"{bench.daemon.url}/v1")
+    program = shutil.which(codex.program, path=DIRECTORIES)
+    done = subprocess.run(
+        [str(program), *codex.before, "--oss", "--local-provider", "ollama", "-m", "tiny", f"Now:\n{codex.tool_call}"],
+        cwd=bench.work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    print(done.stdout[-2000:], done.stderr[-2000:])
+    assert done.returncode == 0
+    assert RESULT in done.stdout + done.stderr
+    requests = bench.daemon.http.get("/ostinato/requests").json()["requests"]
+    assert {request["dialect"] for request in requests} == {"responses"}

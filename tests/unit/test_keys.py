@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinatod.errors import ConfigError
+from ostinatod.errors import ConfigError, KeyNotFound
 from ostinatod.keys import KeyFile, KeyRing, key_for, local_key, read_local_key
 
 
@@ -35,7 +35,7 @@ def test_keys_are_removed_by_name_or_id(file: KeyFile) -> None:
     first, second = file.add("a")[0], file.add("b")[0]
     assert file.remove("a") == first
     assert file.remove(second.id) == second
-    with pytest.raises(ConfigError, match="no key called 'a'"):
+    with pytest.raises(KeyNotFound, match="no key called 'a'"):
         file.remove("a")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -12,7 +13,9 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from ostinatod.tui.palette import Palette
 from ostinatod.tui.view.inert import ascii_only, inert
+from ostinatod.tui.view.lines import Line
 
 
 class Confirm(ModalScreen[bool]):
@@ -35,7 +38,7 @@ class Confirm(ModalScreen[bool]):
             box.border_title = Content(title)
             for text in lines:
                 yield Static(Content(text), classes="row")
-            yield Static(Content(f"y  {self._yes}      n  keep it as it is"), classes="keys")
+            yield Static(_keys(("y", self._yes), ("n", "keep it as it is")), classes="keys")
 
     def action_answer(self, is_yes: bool) -> None:
         """Close with the answer."""
@@ -58,7 +61,7 @@ class Ask(ModalScreen[str]):
             box.border_title = Content(self._title)
             yield Static(Content(self._note), classes="row")
             yield Input(self._value, compact=True)
-            yield Static(Content("enter  do it      esc  leave"), classes="keys")
+            yield Static(_keys(("enter", "do it"), ("esc", "leave")), classes="keys")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Close with what was typed."""
@@ -70,7 +73,7 @@ class Ask(ModalScreen[str]):
 
 
 class Page(ModalScreen[None]):
-    """Shows text to read."""
+    """Shows lines to read, in the colours of their roles."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "leave", "close"),
@@ -78,10 +81,12 @@ class Page(ModalScreen[None]):
         Binding("down,j", "scroll(1)", "down", show=False),
     ]
 
-    def __init__(self, title: str, text: str, *, is_ascii: bool = False) -> None:
+    def __init__(self, title: str, lines: Sequence[Line], palette: Palette) -> None:
+        is_ascii = palette.symbols.is_ascii
         super().__init__(classes="-ascii" if is_ascii else "")
         self._title = _shown(title, is_ascii)
-        self._text = "\n".join(_shown(row, is_ascii) for row in text.splitlines())
+        rows = (Text.assemble(*((_shown(text, is_ascii), palette.style(role)) for text, role in row)) for row in lines)
+        self._text = Content.from_rich_text(Text("\n").join(rows))
 
     def compose(self) -> ComposeResult:
         """The text."""
@@ -89,7 +94,7 @@ class Page(ModalScreen[None]):
             box.border_title = Content(self._title)
             box.border_subtitle = Content("arrows scroll, esc closes")
             box.can_focus = True
-            yield Static(Content(self._text), classes="page")
+            yield Static(self._text, classes="page")
 
     def action_leave(self) -> None:
         """Close."""
@@ -98,6 +103,15 @@ class Page(ModalScreen[None]):
     def action_scroll(self, rows: int) -> None:
         """Scroll a page that is longer than the terminal."""
         self.query_one(".dialog").scroll_relative(y=rows, animate=False)
+
+
+def _keys(*keys: tuple[str, str]) -> Content:
+    """Keys with what they do, looking as they do in the lowest line."""
+    parts: list[Content | str | tuple[str, str]] = []
+    for key, does in keys:
+        parts += ["      "] if parts else []
+        parts += [(f" {key} ", "bold $border-loud on $panel"), f" {does}"]
+    return Content.assemble(*parts)
 
 
 def _shown(text: str, is_ascii: bool) -> str:

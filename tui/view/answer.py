@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinatod.client_dashboard_values import Request
 from ostinatod.tui.view.charts import stacked
-from ostinatod.tui.view.figures import ago, count, ms, share
+from ostinatod.tui.view.figures import ago, count, counted, ms, share
 from ostinatod.tui.view.lines import Line, Span, fit, mark, span, width_of
 from ostinatod.tui.view.state import View
 from ostinatod.tui.view.symbols import PARTS
@@ -73,15 +73,16 @@ def _cause(request: Request, times: dict[str, float], view: View) -> tuple[tuple
     symbols = view.symbols
     if times["waited"] > _QUEUE_MATTERS * sum(times.values()):
         return ("waited for the requests before it", "waited for others"), "warn"
-    new, written = count(request.new_tokens, symbols), count(request.output_tokens, symbols)
     if times["read"] >= times["wrote"]:
         broke = request.prefix_break
         if broke is None:
-            return (f"mostly reading {new} new tokens", f"reading {new} tokens"), "text"
-        reason, lost = break_reason(broke), count(broke.lost_tokens, symbols)
-        return (f"{reason}: {lost} tokens read again", f"{reason}, {lost} lost"), "warn"
+            new, short = (counted(request.new_tokens, noun, symbols) for noun in ("new token", "token"))
+            return (f"mostly reading {new}", f"reading {short}"), "text"
+        reason, lost = break_reason(broke), counted(broke.lost_tokens, "token", symbols)
+        return (f"{reason}: {lost} read again", f"{reason}, {count(broke.lost_tokens, symbols)} lost"), "warn"
     each = ms(request.tpot_ms, symbols)
-    told = f"mostly writing {written} tokens, {each} each", f"{written} tokens, {each} each"
+    written = counted(request.output_tokens, "token", symbols)
+    told = f"mostly writing {written}, {each} each", f"{written}, {each} each"
     if request.cold_routes is None or not request.routes:
         return told, "text"
     cold = f"{share(request.cold_routes / request.routes, symbols)} of routes cold"

@@ -19,13 +19,16 @@ def meter(part: float | None, width: int, symbols: Symbols, role: str = "accent"
 def sparkline(
     values: Sequence[float | None], width: int, symbols: Symbols, role: str = "spark", *, from_zero: bool = True
 ) -> Line:
-    """The last `width` values, oldest first, from 0 or their smallest to their largest; unknown ones are gaps."""
+    """The last `width` values, oldest first, from 0 or their smallest to their largest; unknown ones are gaps.
+
+    The highest glyph is left out, so that a line above is kept apart.
+    """
     if width <= 0:
         return ()
     shown = list(values[-width:])
     known = [value for value in shown if value is not None]
     bottom = 0.0 if from_zero else min(known, default=0.0)
-    height, steps = max(known, default=0.0) - bottom, len(symbols.spark) - 1
+    height, steps = max(known, default=0.0) - bottom, len(symbols.spark) - 2
 
     def glyph(value: float | None) -> str:
         if value is None:
@@ -37,11 +40,12 @@ def sparkline(
 
 
 def graph(values: Sequence[float], width: int, height: int, symbols: Symbols, role: str = "spark") -> list[Line]:
-    """A sparkline of several lines, the top one first, from 0."""
+    """A sparkline of several lines, the top one first, from 0; the highest glyph is left out of a single one."""
     shown = list(values[-width:]) if width > 0 else []
     top, steps = max(shown, default=0.0), len(symbols.spark)
+    most = height * steps - (height == 1)
     # One step for zero, so that every value leaves a mark on the lowest line.
-    eighths = [1 + round(value / top * (height * steps - 1)) if top > 0 else 1 for value in shown]
+    eighths = [1 + round(value / top * (most - 1)) if top > 0 else 1 for value in shown]
     lines: list[Line] = []
     for row in range(height - 1, -1, -1):
         filled = (min(max(eighth - row * steps, 0), steps) for eighth in eighths)

@@ -21,6 +21,13 @@ def gib(size: float | None, symbols: Symbols) -> str:
     return f"{size / _GIB:.1f} GiB" if size < 999 * _GIB else f"{size / _GIB / 1024:.1f} TiB"
 
 
+def file_size(size: int, done: int | None = None) -> str:
+    """Bytes of files as hubs and disks count them: 142.0 GB, 38 MB; with a part that is done, 18.2/142.0 GB."""
+    scale, unit, digits = (1e9, "GB", 1) if size >= 1e9 else (1e6, "MB", 0)
+    part = "" if done is None else f"{done / scale:.{digits}f}/"
+    return f"{part}{size / scale:.{digits}f} {unit}"
+
+
 def ms(value: float | None, symbols: Symbols) -> str:
     """Milliseconds as 8.4 ms, 812 ms, 3.2 s or 2 m 05 s."""
     if value is None:
@@ -53,6 +60,11 @@ def count(value: float | None, symbols: Symbols) -> str:
         if value >= scale:
             return f"{value / (1e3 if letter == 'k' else scale):.3g}{letter}"
     return f"{value:,.0f}"
+
+
+def counted(value: int | None, noun: str, symbols: Symbols) -> str:
+    """A number of things: 1 token, 61.2k tokens."""
+    return f"{count(value, symbols)} {noun}{'' if value == 1 else 's'}"
 
 
 def exact(value: int | None, symbols: Symbols) -> str:

@@ -112,7 +112,7 @@ class Geometry:
 
 def geometry(experts: Experts, options: HeatOptions, width: int, height: int) -> Geometry | None:
     """How the map fits into `height` lines of `width` cells; None where it does not."""
-    columns = width - GUTTER - COVERAGE
+    columns = width - GUTTER - _margin(experts)
     if columns < 8 or height < 1:
         return None
     n_layers, n_experts = experts.shape
@@ -156,21 +156,23 @@ def heat_lines(
         at = int(fit_in.of_column[options.cursor.position]) * fit_in.cells
         codes[int(fit_in.of_row[options.cursor.row]) // fit_in.step, at : at + fit_in.cells] = _CURSOR
     first = np.searchsorted(fit_in.of_row, np.arange(0, fit_in.rows, fit_in.step)).tolist()
-    room = Span(" " * (width - GUTTER - COVERAGE - codes.shape[1]))
+    margin = _margin(experts)
+    room = Span(" " * (width - GUTTER - margin - codes.shape[1]))
     runs = _half_runs if fit_in.step == 2 else _runs
     lines: list[Line] = []
     for at, end in enumerate([*first[1:], experts.shape[0]]):
         label = Span(f"{experts.layers[first[at]]:>{GUTTER - 1}} ", "faint")
         body = runs(codes[at], symbols, options)
-        lines.append((label, *body, room, _coverage(shown, first[at], end, symbols)))
-        lines += [(Span(" " * GUTTER), *body, room, Span(" " * COVERAGE))] * (fit_in.tall - 1)
+        covered = (_coverage(shown, first[at], end, symbols),) if margin else ()
+        lines.append((label, *body, room, *covered))
+        lines += [(Span(" " * GUTTER), *body, room, Span(" " * margin))] * (fit_in.tall - 1)
     return lines
 
 
 def axis(experts: Experts, options: HeatOptions, width: int, symbols: Symbols) -> Line:
     """What runs across, below the map."""
     n_experts = experts.shape[1]
-    columns = width - GUTTER - COVERAGE
+    columns = width - GUTTER - _margin(experts)
     used = min(n_experts, columns) * max(1, columns // n_experts)
     word = "rank" if options.order == "rank" else "expert"
     low, high = (1, n_experts) if options.order == "rank" else (0, n_experts - 1)
@@ -243,6 +245,11 @@ def summary(experts: Experts, options: HeatOptions, width: int, symbols: Symbols
     routes = f"{count(int(experts.counts(options.phase).sum()), symbols)} routes"
     full = f"{n_layers} layers {symbols.times} {n_experts} experts, {routes}"
     return full if len(full) <= width else f"{n_layers}{symbols.times}{n_experts}, {routes}"
+
+
+def _margin(experts: Experts) -> int:
+    """Cells at the right for each line's coverage, which there is only with a set."""
+    return 0 if experts.hot is None else COVERAGE
 
 
 def _codes(shown: Grid, fit_in: Geometry) -> NDArray[np.int64]:

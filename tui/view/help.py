@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostinatod.tui.view.keys import Keys
+from ostinatod.tui.view.lines import EMPTY, Line, line, mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ MODELS = PanelHelp(
         ("l", "Load the model under the cursor"),
         ("u", "Unload it (asks first)"),
         ("p", "Pull another"),
-        ("x", "Stop the pull under the cursor"),
+        ("x", "Stop or dismiss this pull; else cancel the request in flight"),
         ("enter", "Show this model in the other panels"),
     ),
     (("l", "load"), ("u", "unload"), ("p", "pull"), ("enter", "show")),
@@ -113,14 +114,18 @@ LOGS = PanelHelp(
 )
 
 
-def help_text(panel: PanelHelp | None, everywhere: Sequence[tuple[str, str]]) -> str:
-    """The text of the page; paragraphs are one line each."""
+def help_lines(panel: PanelHelp | None, everywhere: Sequence[tuple[str, str]]) -> list[Line]:
+    """The page: about the panel, its keys, and those that do the same everywhere; a paragraph is one line."""
     own = panel.keys if panel else ()
-    rest = [*everywhere, *_MOVES]
+    rest = [(key, does) for key, does in (*everywhere, *_MOVES) if key not in dict(own)]
     width = max(len(key) for key, _ in (*own, *rest))
 
-    def rows(keys: Sequence[tuple[str, str]]) -> str:
-        return "\n".join(f"{key.ljust(width)}  {does}" for key, does in keys)
+    def rows(keys: Sequence[tuple[str, str]]) -> list[Line]:
+        return [(mark(key.ljust(width + 2), "brand"), mark(does)) for key, does in keys]
 
-    blocks = [panel.about if panel else "", rows(own), f"Everywhere\n{rows(rest)}"]
-    return "\n\n".join(block for block in blocks if block)
+    blocks = [
+        [line(mark(panel.about, "dim"))] if panel else [],
+        rows(own),
+        [line(mark("Everywhere", "head")), *rows(rest)],
+    ]
+    return [entry for block in blocks if block for entry in (EMPTY, *block)][1:]

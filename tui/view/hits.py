@@ -140,11 +140,12 @@ def _gain_role(gain: float | None) -> str:
 
 
 def hits_subtitle(view: View) -> str:
-    """That a proposal waits, and the key that applies it."""
+    """That a proposal waits that promises more, and the key that applies it."""
     plan = view.reading.plan if view.reading else None
     if view.model is None or plan is None or isinstance(plan, Unavailable) or plan.proposal is None:
         return ""
     proposal = plan.proposal
     if proposal.coverage_held_out is None or proposal.coverage_now is None:
         return "a applies the proposal"
-    return f"a applies the proposal: {points(proposal.coverage_held_out - proposal.coverage_now, view.symbols)}"
+    gain = proposal.coverage_held_out - proposal.coverage_now
+    return f"a applies the proposal: {points(gain, view.symbols)}" if gain > 0 else ""

@@ -12,6 +12,8 @@ from ostinatod.tui.view.table import Column, Row, Table
 
 _LABEL = 18
 _VALUE = 8
+_FELT_GAIN = 0.0005
+"""Below it a gain reads as none."""
 
 _HISTORY = (
     Column("gen", "right", importance=9, least=3, most=5),
@@ -50,7 +52,7 @@ def proposal_lines(view: View, width: int, height: int) -> list[Line]:
         plan.useful
     ]
     head = [mark(f"{exact(plan.sessions, symbols)} sessions logged  ", "dim"), mark(*useful)]
-    if plan.gain is not None:
+    if plan.gain is not None and (plan.useful or plan.gain >= _FELT_GAIN):
         head.append(mark(f"  {points(plan.gain, symbols)} over an even set", "dim"))
     lines.append(fit(tuple(head), width, symbols.ellipsis))
     lines += [line(mark(row, "dim")) for row in wrap(plan.sentence, width)]
@@ -59,7 +61,7 @@ def proposal_lines(view: View, width: int, height: int) -> list[Line]:
         lines += [line(mark("Nothing is proposed: the set in use is the best known.", "dim"))] if plan.active else []
         return [*lines, *_keys(plan)]
     lines += [EMPTY, *_coverages(plan.proposal, view, width), EMPTY, *_changes(plan.proposal, view, width)]
-    for reason in plan.proposal.reasons:
+    for reason in (reason for reason in plan.proposal.reasons if reason != plan.sentence):
         lines += [
             line(mark(f"{symbols.dot} " if at == 0 else "  ", "faint"), mark(row, "dim"))
             for at, row in enumerate(wrap(reason, width - 2))
@@ -95,9 +97,12 @@ def _coverages(proposal: Proposal, view: View, width: int) -> list[Line]:
 
 def _changes(proposal: Proposal, view: View, width: int) -> list[Line]:
     symbols = view.symbols
+    now, then = proposal.coverage_now, proposal.coverage_held_out
+    is_worse = now is not None and then is not None and then < now
     moved = line(
         mark(f"generation {exact(proposal.generation, symbols)}: ", "strong"),
         mark(f"{exact(proposal.hot_experts, symbols)} hot experts, {exact(proposal.moved, symbols)} moved"),
+        *((mark(", expected to cover less than now", "warn"),) if is_worse else ()),
     )
     error = proposal.tpot_error
     expected = line(

@@ -156,15 +156,17 @@ def _no_devices(view: View, width: int) -> list[Line]:
     if model.state == "loading":
         return [*lines, *sentence("The engine tells its memory by use once it has loaded.", width)]
     if model.backend == "cpu":
-        lines += sentence("This engine uses no GPU: experts are computed on the CPU.", width)
+        lines += sentence("No GPU: experts are on the CPU.", width)
         return [*lines, *_host_uses(model, view.symbols, width)]
     return [*lines, *sentence("The engine does not tell its GPU memory by use.", width)]
 
 
 def _host_uses(model: ModelState, symbols: Symbols, width: int) -> list[Line]:
-    """What the engine uses host memory for."""
-    told = "  ".join(f"{_LONG_WORDS.get(use, use)} {gib(size, symbols)}" for use, size in model.host_bytes)
-    return [fit(line(mark("  "), mark(told)), width, symbols.ellipsis)] if told else []
+    """What the engine uses host memory for, as much as there is room for."""
+    told = [f"  {_LONG_WORDS.get(use, use)} {gib(size, symbols)}" for use, size in model.host_bytes]
+    while len("".join(told)) > width and len(told) > 1:
+        told.pop()
+    return [fit(line(mark("".join(told))), width, symbols.ellipsis)] if told else []
 
 
 def _profiled_gpus(profile: object) -> tuple[Json, ...]:

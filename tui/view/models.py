@@ -5,16 +5,16 @@ from __future__ import annotations
 from ostinatod.client_dashboard_values import ModelState, Unavailable
 from ostinatod.client_values import ModelListing
 from ostinatod.tui.view.empty import key_hint, missing, sentence, unreachable
-from ostinatod.tui.view.figures import count, gib
+from ostinatod.tui.view.figures import count, file_size, gib
 from ostinatod.tui.view.header import state_role, state_symbol, state_word
-from ostinatod.tui.view.lines import Span, mark, span
+from ostinatod.tui.view.lines import EMPTY, Line, Span, mark, span
 from ostinatod.tui.view.state import Job, View, known
 from ostinatod.tui.view.table import Column, Row, Table
 
 _COLUMNS = (
     Column("model", importance=9, least=12, most=48, grows=True, comfort=26),
     Column("state", importance=8, least=7, most=16),
-    Column("disk", "right", importance=6, most=9),
+    Column("disk", "right", importance=6, most=12),
     Column("quant", importance=3, most=9),
     Column("experts", importance=2, most=9),
     Column("context", "right", importance=1, most=8),
@@ -72,9 +72,7 @@ def _listing_cells(listing: ModelListing | None, view: View) -> tuple[Span, ...]
     symbols = view.symbols
     experts = f"{listing.n_experts}{symbols.times}{listing.k}" if listing.n_experts else "dense"
     return (
-        mark(
-            f"{listing.size_bytes / 1e9:.1f} GB" if listing.size_bytes >= 1e9 else f"{listing.size_bytes / 1e6:.0f} MB"
-        ),
+        mark(file_size(listing.size_bytes)),
         span(listing.quantization, "dim"),
         mark(experts, "dim"),
         mark(count(listing.context_tokens or None, symbols), "dim"),
@@ -82,13 +80,13 @@ def _listing_cells(listing: ModelListing | None, view: View) -> tuple[Span, ...]
 
 
 def _job_row(job: Job, view: View) -> Row:
-    symbols = view.symbols
+    """A download: what it does, how far it is, and where it failed, the key that says why."""
     if job.state == "failed":
         state = Span("pull failed", "bad")
-    elif job.state == "done":
-        state = Span("pulled", "good")
+        note: Line = (mark("enter", "key"), mark(" why", "dim"))
     else:
-        state = Span("pulling" if job.share is None else f"pulling {100 * job.share:.0f} %", "warn")
-    size = mark(f"{job.total_bytes / 1e9:.1f} GB" if job.total_bytes else symbols.missing, "dim")
-    step = span(job.error or job.step, "bad" if job.error else "dim")
-    return Row(f"pull {job.model}", (span(job.model), state, size, step, *(Span("") for _ in range(3))))
+        word = "verifying" if job.step == "verifying" else "pulling"
+        done = "" if job.share is None else f" {100 * job.share:.0f} %"
+        state, note = Span(f"{word}{done}", "warn"), EMPTY
+    size = mark(file_size(job.total_bytes, job.done_bytes) if job.total_bytes else view.symbols.missing, "dim")
+    return Row(f"pull {job.model}", (span(job.model), state, size, note, *(Span("") for _ in range(3))))

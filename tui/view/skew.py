@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ostinatod.tui.view.experts import Experts, Phase
 from ostinatod.tui.view.figures import share
 from ostinatod.tui.view.heat import COVERAGE, GUTTER
-from ostinatod.tui.view.lines import EMPTY, Line, Span, fit, line, mark
+from ostinatod.tui.view.lines import EMPTY, Line, Span, fit, line, mark, width_of
 from ostinatod.tui.view.symbols import Symbols
 
 LEAST = 8
@@ -54,14 +54,14 @@ def _words(
         return fit(line(mark(" " * GUTTER), mark(text, "dim")), width, symbols.ellipsis)
     best = float(taken[round(hot_share * (len(taken) - 1))])
     covered = experts.coverage(phase)
-    return fit(
-        line(
-            mark(" " * GUTTER),
-            mark(f"{share(hot_share, symbols)} of the experts are hot and take ", "dim"),
-            mark(share(covered, symbols), "hot6"),
-            mark(f" of the {counted}; as many could take at most ", "dim"),
-            mark(share(best, symbols), "strong"),
-        ),
-        width,
-        symbols.ellipsis,
+    hot, got, most = (share(value, symbols) for value in (hot_share, covered, best))
+    wordings = (
+        (f"{hot} of the experts are hot and take ", f" of the {counted}; as many could take at most "),
+        (f"{hot} of experts take ", " of routes; at most "),
+        ("", " of routes are hot; at most "),
     )
+    told = [
+        line(mark(" " * GUTTER), mark(one, "dim"), mark(got, "hot6"), mark(two, "dim"), mark(most, "strong"))
+        for one, two in wordings
+    ]
+    return fit(next((entry for entry in told if width_of(entry) <= width), told[-1]), width, symbols.ellipsis)

@@ -167,12 +167,20 @@ def request_detail(request: Request, view: View, width: int) -> list[Line]:
         ),
     ]
     lines = [line(mark(label.rjust(13), "dim"), mark("  "), value) for label, value in pairs]
-    return [*lines, EMPTY, *_break_detail(request.prefix_break, view, width)]
+    return [*lines, EMPTY, *_prefix_detail(request, view, width)]
 
 
-def _break_detail(broke: PrefixBreak | None, view: View, width: int) -> list[Line]:
+def _prefix_detail(request: Request, view: View, width: int) -> list[Line]:
+    """What became of the prefix that it shares with the turn before."""
+    broke = request.prefix_break
     if broke is None:
-        return [line(mark("The prefix held: only new tokens were read.", "dim"))]
+        if request.is_open:
+            told = "Not answered yet: its tokens and routes are known at its end."
+        elif request.turn == 1:
+            told = "The first turn of its session: there is no turn before whose prompt it could go on from."
+        else:
+            told = "The prefix held: only new tokens were read."
+        return [line(mark(row, "dim")) for row in wrap(told, width)]
     lost = exact(broke.lost_tokens, view.symbols)
     lines = [
         line(

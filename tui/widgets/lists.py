@@ -10,10 +10,10 @@ from ostinatod.client_dashboard import PartName
 from ostinatod.tui.view import help
 from ostinatod.tui.view.learning import history_table
 from ostinatod.tui.view.lines import Line
-from ostinatod.tui.view.logs import logs_table
+from ostinatod.tui.view.logs import found_lines, logs_table
 from ostinatod.tui.view.models import models_table
 from ostinatod.tui.view.state import View
-from ostinatod.tui.view.table import Table, spans_of
+from ostinatod.tui.view.table import Table
 from ostinatod.tui.view.traffic import requests_table, sessions_table
 from ostinatod.tui.widgets.list_panel import ListPanel
 
@@ -90,9 +90,15 @@ class LogsPanel(ListPanel):
             self._key, self._at, self._top = None, 10**9, 10**9
         return super().compose_lines(view, width, height)
 
+    _made: tuple[tuple[object, ...], Table] | None = None
+    """What the rows were last made of, and they."""
+
     def table(self, view: View) -> Table:
-        """Rows of lines."""
-        return logs_table(view, self.filter_text)
+        """Rows of lines, made anew only for other lines: there are many, and they are read every second."""
+        source = (view.reading.logs if view.reading else None, view.link, self.filter_text)
+        if self._made is None or self._made[0] != source:
+            self._made = (source, logs_table(view, self.filter_text))
+        return self._made[1]
 
     def subtitle(self, view: View) -> str:
         """What is shown of the log."""
@@ -109,10 +115,9 @@ class LogsPanel(ListPanel):
         return None if self.follows else super().chosen_line()
 
     def text_at_cursor(self) -> str:
-        """The line under the cursor."""
-        if not self._rows:
-            return ""
-        return "".join(part.text for part in spans_of(self._rows[self._at].cells[0]))
+        """The line under the cursor, as it was logged."""
+        found = found_lines(self._view, self.filter_text) if self._view is not None else ()
+        return found[self._at] if self._at < len(found) else ""
 
     def action_move(self, rows: int) -> None:
         """Moving up stops following."""

@@ -114,6 +114,24 @@ def test_the_counts_of_a_request_after_which_its_model_goes_are_kept(own_app: Ru
         assert last["routes"] == 2 * (2 + 1) * 2
 
 
+def test_a_model_with_several_names_keeps_the_one_it_is_asked_by_or_in_memory_under(own_app: RunningApp) -> None:
+    turn(own_app, "Hello")
+    logged(own_app, 1)
+    assert own_app.http.post("/api/copy", json={"source": "m", "destination": "mine"}).status_code == 200
+
+    def told(**query: Any) -> set[str]:
+        sessions = own_app.http.get("/ostinato/sessions", params=query).json()["sessions"]
+        models = own_app.http.get("/ostinato/stats", params=query).json()["models"]
+        return {entry["model"] for entry in [*history(own_app, **query)["requests"], *sessions, *models]}
+
+    assert told() == {"m"}
+    assert told(model="mine") == {"mine"}
+    turn(own_app, "Hello", model="mine")
+    logged(own_app, 2)
+    own_app.http.post("/api/generate", json={"model": "m", "keep_alive": 0})
+    eventually(lambda: told() == {"mine"}, "only that name is in memory")
+
+
 def test_turns_are_told_latest_first_and_in_pages(app: RunningApp) -> None:
     for number in range(3):
         turn(app, *(["Hello", "Yes"] * number), "Go on")

@@ -287,8 +287,10 @@ def test_a_reference_that_ends_like_a_file_is_pulled(invoke: Invoke, daemon: Fak
     assert invoke("pull", "org/repo", "--name", "mine").exit_code == 2
 
 
-def test_status_outlines_what_the_daemon_tells(invoke: Invoke) -> None:
-    assert invoke("status").stdout == "version    0.1.0\nengines\n  0\n    model    tiny\n"
+def test_status_tells_people_of_the_daemon_and_programs_everything(invoke: Invoke, daemon: FakeDaemon) -> None:
+    said = invoke("status").stdout
+    assert f"address    {daemon.url}" in said
+    assert said.endswith("No model is in memory.\n")
 
 
 def test_version_warns_when_client_and_daemon_differ(invoke: Invoke, daemon: FakeDaemon) -> None:

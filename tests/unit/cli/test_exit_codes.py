@@ -62,7 +62,9 @@ def test_an_error_of_the_daemon_ends_in_its_exit_code(
 def test_no_daemon_ends_in_three_and_says_how_to_start_one(invoke: Invoke) -> None:
     result = invoke("list", OSTINATO_HOST="127.0.0.1:1")
     assert result.exit_code == 3
-    assert result.stderr.splitlines()[-1] == "Start it: ostinato serve"
+    assert result.stderr == (
+        "Error: no daemon answers at http://127.0.0.1:1: Connection refused\nStart it: ostinato serve\n"
+    )
 
 
 def test_a_wrong_setting_ends_in_two_and_names_the_variable(invoke: Invoke) -> None:

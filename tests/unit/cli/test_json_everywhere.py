@@ -95,3 +95,41 @@ def test_a_mistyped_command_suggests_the_right_one(invoke: Invoke, typed: str, m
 def test_a_mistyped_option_suggests_the_right_one(invoke: Invoke) -> None:
     result = invoke("list", "--jsn")
     assert (result.exit_code, "--json" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("list --host 127.0.0.1:1", "--host belongs before the command: ostinato --host ... list"),
+        ("engine status --debug", "--debug belongs before the command: ostinato --debug ... engine status"),
+        ("--json list", "--json belongs behind a command, such as: ostinato list --json"),
+        ("--nonsense list", "No such option '--nonsense'."),
+    ],
+)
+def test_an_option_at_the_wrong_side_of_the_command_is_told_its_place(invoke: Invoke, typed: str, said: str) -> None:
+    result = invoke(*typed.split())
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("launch clade", "claude"), ("tui overvew", "overview"), ("completion show fsh", "fish")]
+)
+def test_a_mistyped_choice_suggests_the_right_one(invoke: Invoke, typed: str, meant: str) -> None:
+    result = invoke(*typed.split())
+    assert result.exit_code == 2
+    assert meant in result.stderr.rpartition("Did you mean: ")[2]
+
+
+def test_a_choice_that_is_close_to_none_suggests_none(invoke: Invoke) -> None:
+    assert "Did you mean" not in invoke("launch", "xyzzy").stderr
+
+
+def test_no_summary_of_a_command_is_cut_in_80_columns() -> None:
+    groups = [cli, *(command for command in cli.commands.values() if isinstance(command, click.Group))]
+    cut = {
+        f"{group.name} {name}"
+        for group in groups
+        for name, command in group.commands.items()
+        if command.get_short_help_str(78 - 6 - max(map(len, group.commands))).endswith("...")
+    }
+    assert cut == set()

@@ -23,7 +23,13 @@ def test_removing_the_last_key_says_what_that_means(invoke: Invoke) -> None:
     invoke("keys", "add", "b")
     assert "No key is left" not in invoke("keys", "rm", "a").stderr
     assert "No key is left" in invoke("keys", "rm", "b").stderr
-    assert invoke("keys", "rm", "b").exit_code == 2
+    assert invoke("keys", "rm", "b").exit_code == 4
+
+
+def test_a_mistyped_key_suggests_the_right_one(invoke: Invoke) -> None:
+    invoke("keys", "add", "laptop")
+    assert "Did you mean laptop?" in invoke("keys", "rm", "latop").stderr
+    assert "ostinato keys list" in invoke("keys", "rm", "xyzzy").stderr
 
 
 def test_a_name_that_could_be_mistaken_for_an_option_or_a_path_is_refused(invoke: Invoke) -> None:

@@ -237,6 +237,7 @@ def installed(clone: Path, tmp_path: Path) -> Environment:
         "builds": [str(tmp_path / "cache" / "build")],
         "data": [str(tmp_path / "data" / "ostinato")],
         "integration": [str(tmp_path / "ostinato.service")],
+        "folders": [str(tmp_path / "cache"), str(tmp_path / "data")],
     }
     _script(
         environment.python,
@@ -245,6 +246,8 @@ def installed(clone: Path, tmp_path: Path) -> Environment:
     environment.stamp_file.write_text('{"made_here": true}')
     (clone / "build" / "types").mkdir(parents=True)
     (clone / "build" / "mine").write_text("")
+    (clone / ".mypy_cache").mkdir()
+    (clone / "core" / "__pycache__").mkdir(parents=True)
     return environment
 
 
@@ -257,6 +260,10 @@ def test_uninstall_removes_what_was_made_and_keeps_data(
     assert not (installed.checkout / "build" / "types").exists()
     assert (installed.checkout / "build" / "mine").exists()
     assert (tmp_path / "data" / "ostinato").exists()
+    # What the checks and Python leave in the checkout, and folders of ours that are empty now.
+    assert not (installed.checkout / ".mypy_cache").exists()
+    assert not (installed.checkout / "core" / "__pycache__").exists()
+    assert not (tmp_path / "cache").exists()
     assert str(tmp_path / "ostinato.service") in capsys.readouterr().out
     assert not (tmp_path / "ostinato.service").exists()
 
@@ -271,7 +278,7 @@ def test_uninstall_ends_the_service_while_the_environment_is_still_there(
 def test_uninstall_purges_data_only_when_told_to(installed: Environment, tmp_path: Path) -> None:
     assert removal.uninstall(installed, purge=True, assume_yes=True) == 0
     assert not (tmp_path / "data" / "ostinato").exists()
-    assert (tmp_path / "data").exists()
+    assert tmp_path.exists()
 
 
 def test_uninstall_removes_nothing_when_it_cannot_ask(

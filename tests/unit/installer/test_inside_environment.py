@@ -105,19 +105,31 @@ def test_the_tree_forgets_what_is_gone_and_never_touches_the_checkout(checkout: 
     assert (checkout / "tools" / "__init__.py").is_file()
 
 
+def test_the_tree_may_be_named_from_where_one_stands(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    package = link_package_tree(Path("."), Path("build/types"))
+    assert all(entry.exists() for entry in (*package.iterdir(), package.parent / "pyproject.toml"))
+
+
 def test_only_known_entries_of_a_folder_the_user_named_are_owned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSTINATO_HOME", str(tmp_path))
     monkeypatch.setenv("OSTINATO_ENGINE_CACHE", str(tmp_path / "shared"))
-    data = ("config.toml", "ostinato.db", "ostinato.db-wal", "routes.db", "routes.db-wal", "routes.key")
+    data = ("config.toml", "ostinato.db", "ostinato.db-wal", "routes.db", "routes.db-wal", "routes.key", "keys.json")
+    folders = ("residency", "prompts", "clients")
     for name in (*data, "thesis.txt", "logs/mail.log", "logs/bindings.log", "shared/photo", "shared/current.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
-    (tmp_path / "shared" / ("a" * 64)).mkdir()
+    for folder in ("shared/" + "a" * 64, *folders, "photos"):
+        (tmp_path / folder).mkdir()
     owned = owned_paths()
     assert {Path(path).name for path in owned["builds"]} == {"current.json", "bindings.log", "a" * 64}
-    assert {Path(path).name for path in owned["data"]} == set(data)
+    assert {Path(path).name for path in owned["data"]} == {*data, *folders}
+    # Folders may go once they are empty, those that the user named may not.
+    assert {Path(path).relative_to(tmp_path).as_posix() for path in owned["folders"]} == {"cache", "logs", "run"}
 
 
 @pytest.fixture

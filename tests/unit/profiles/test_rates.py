@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinatod.profiles.coverage import covered_share, mean_shares
+from ostinatod.profiles.coverage import coverage, covered_share, mean_shares
 from ostinatod.profiles.errors import CapacityError
 from ostinatod.profiles.planner import plan_hot
 from ostinatod.profiles.rates import (
@@ -20,7 +20,7 @@ from ostinatod.profiles.rates import (
     session_shares,
     session_weights,
 )
-from tests.unit.profiles.sessions import EXPERTS, LAYERS, PLACES, K, favouring, session
+from tests.unit.profiles.sessions import EXPERTS, LAYERS, PLACES, K, favouring, hot, session
 
 FORGETTING = Forgetting(half_life_sessions=4)
 
@@ -71,6 +71,15 @@ def test_prefill_counts_by_what_its_cold_routes_cost() -> None:
 def test_a_layer_that_counts_fewer_tokens_weighs_the_same() -> None:
     counts = np.array([[80, 20], [8, 2]])
     assert session_shares(session(counts), FORGETTING).tolist() == [[0.8, 0.2], [0.8, 0.2]]
+
+
+def test_a_session_whose_only_answer_was_broken_off_is_covered_by_what_it_routed_to() -> None:
+    # Its routes are counted, its tokens are not told.
+    broken_off = dataclasses.replace(favouring(range(4)), new_tokens=0, output_tokens=0)
+    whole = favouring(range(4))
+    found, expected = (coverage([each], hot(range(4)), FORGETTING).overall for each in (broken_off, whole))
+    assert found == pytest.approx(expected)
+    assert session_weights([broken_off], FORGETTING).tolist() == [0.0]
 
 
 def test_the_prefill_weight_follows_from_the_paper() -> None:

@@ -284,7 +284,8 @@ def test_a_killed_process_loses_at_most_the_last_request(file: Path) -> None:
     assert found[0] >= written - 1
     assert found == list(range(found[0], 0, -1))
     assert reader.sessions(MODEL, file)[0].requests == len(found)
-    assert sqlite3.connect(file).execute("pragma integrity_check").fetchone() == ("ok",)
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("pragma integrity_check").fetchone() == ("ok",)
 
 
 # -- forgetting -------------------------------------------------------------------------------------------------------

@@ -140,6 +140,16 @@ def test_uninstalling_works_when_systemd_no_longer_runs(
     assert not link.is_symlink()
 
 
+@pytest.mark.parametrize("program", ["/a b/ostinato", "/a&b/ostinato", "/100%/$HOME/ostinato", '/"<q>\\/ostinato'])
+def test_the_file_is_known_by_the_very_program_it_starts(
+    systemd: Systemd, tools: ServiceTools, tmp_path: Path, program: str
+) -> None:
+    assert not systemd.starts(Path(program))
+    systemd.install(ServicePlan(Path(program), {"OSTINATO_HOME": "/other/ostinato"}, tmp_path / "logs"))
+    assert systemd.starts(Path(program))
+    assert not any(systemd.starts(Path(other)) for other in (program[2:], program + "2", "/other/ostinato"))
+
+
 def test_somebody_elses_unit_is_neither_replaced_nor_removed(systemd: Systemd, plan: ServicePlan) -> None:
     systemd.file.parent.mkdir(parents=True)
     systemd.file.write_text("[Service]\nExecStart=/mine\n")

@@ -68,6 +68,14 @@ def test_hub_client_finds_the_pulled_file(store: ModelStore, content: bytes, tmp
     assert try_to_load_from_cache(REPO, FILE, cache_dir=tmp_path / "hub") == str(record.parts[0])
 
 
+def test_the_hub_is_not_told_which_agent_pulls(
+    store: ModelStore, content: bytes, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._headers.detect_agent", lambda: "an-agent")
+    _pull(store)
+    assert not any("an-agent" in headers.get("user-agent", "") for _, headers in hub.requests)
+
+
 def test_progress_names_each_step_and_never_goes_backwards(store: ModelStore, content: bytes, hub: FakeHub) -> None:
     hub.faults[FILE] = Fault(drop_after=300_000, times=2)
     _, steps = _pull(store)

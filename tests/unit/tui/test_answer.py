@@ -58,6 +58,7 @@ def test_a_prefix_that_broke_is_named_as_the_cause() -> None:
     broke = {"reason": "tools", "detail": "", "lost_tokens": 26_400}
     assert told(ttft_ms=2_500.0, prefix_break=broke)[2].strip() == "tools changed: 26.4k tokens read again"
     assert told(ttft_ms=2_500.0)[2].strip() == "mostly reading 640 new tokens"
+    assert told(ttft_ms=2_500.0, new_tokens=1)[2].strip() == "mostly reading 1 new token"
     # Where most of the time went elsewhere, the break is not the cause.
     assert "mostly writing" in told(prefix_break=broke)[2]
 

@@ -13,7 +13,7 @@ from textual.color import Color
 from ostinatod.tui.commands import COMMANDS, keys_everywhere
 from ostinatod.tui.screens.dialogs import Ask, Confirm, Page
 from ostinatod.tui.view.heat import Place
-from ostinatod.tui.view.help import help_text
+from ostinatod.tui.view.help import MODELS, help_lines
 from ostinatod.tui.view.keys import PRESETS
 from ostinatod.tui.widgets.heat_panel import HeatPanel
 from ostinatod.tui.widgets.lists import LogsPanel, RequestsPanel
@@ -84,10 +84,17 @@ def test_question_mark_explains_the_panel_with_the_focus_and_escape_closes(daemo
 
 
 def test_every_key_is_in_the_help() -> None:
-    shown = help_text(None, keys_everywhere())
+    shown = "\n".join("".join(part.text for part in row) for row in help_lines(None, keys_everywhere()))
     others = [command for command in COMMANDS if not command.name.startswith("preset-")]
     assert all(f"{command.shown_key} " in shown and command.does in shown for command in others)
     assert all(preset in shown for preset in PRESETS)
+
+
+def test_a_key_that_a_panel_explains_is_not_explained_twice() -> None:
+    shown = ["".join(part.text for part in row) for row in help_lines(MODELS, keys_everywhere())]
+    keys = [row.split()[0] for row in shown if "  " in row]
+    assert len(keys) == len(set(keys))
+    assert {key for key, _ in MODELS.keys} <= set(keys)
 
 
 def test_space_pauses_and_goes_on(daemon: DashboardDaemon) -> None:
@@ -242,6 +249,22 @@ def test_p_pulls_and_x_stops_it(daemon: DashboardDaemon) -> None:
     play(daemon, story)
 
 
+def test_a_pull_that_failed_says_why_on_enter_and_goes_with_x(daemon: DashboardDaemon) -> None:
+    daemon.streams["/api/pull"] = [{"error": "the hub does not know it", "kind": "pull_error", "hint": "Look it up"}]
+
+    async def story(dashboard: Running) -> None:
+        await dashboard.press("p", *"acme/moe", "enter")
+        await dashboard.until_shown("pull failed")
+        await dashboard.press("home", "enter")
+        assert "the hub does not know it" in dashboard.text
+        assert "Look it up" in dashboard.text
+        await dashboard.press("escape", "x")
+        await dashboard.next_round()
+        assert "pull failed" not in dashboard.text
+
+    play(daemon, story)
+
+
 def test_q_asks_before_it_stops_a_pull(daemon: DashboardDaemon) -> None:
     daemon.streams["/api/pull"] = [{"status": "pulling manifest"}, {"status": "success"}]
     daemon.held = threading.Event()
@@ -290,7 +313,7 @@ def test_r_plans_again(daemon: DashboardDaemon) -> None:
     ("key", "question", "action", "told"),
     [
         ("a", "Apply the proposal?", "apply", "generation 8 is in use, 412 experts moved"),
-        ("z", "Undo the last generation?", "undo", "generation 8 is in use again"),
+        ("z", "Undo the last generation?", "undo", "went back: generation 8 is in use, 412 experts moved"),
     ],
 )
 def test_a_applies_and_z_undoes_only_after_a_yes(

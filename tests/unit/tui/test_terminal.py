@@ -15,46 +15,9 @@ from click.testing import CliRunner
 
 from ostinatod.cli.app import cli
 from ostinatod.tui.view.symbols import UNICODE
-from tests.conftest import eventually
 from tests.fakes import dashboard_states as states
 from tests.fakes.dashboard_daemon import DashboardDaemon
-
-
-class Terminal:
-    """A tmux server of its own, with one window."""
-
-    def __init__(self, directory: Path) -> None:
-        self._tmux = ("tmux", "-S", str(directory / "tmux"), "-f", "/dev/null")
-
-    def start(self, command: str, size: tuple[int, int], **environment: str) -> None:
-        """Run a command in it; what follows its end is shown too."""
-        settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        shell = f"env -u NO_COLOR {settings} {command}; echo ended with $?; sleep 60"
-        width, height = size
-        subprocess.run([*self._tmux, "new-session", "-d", "-x", str(width), "-y", str(height), shell], check=True)
-
-    def press(self, *keys: str) -> None:
-        """Type keys, as tmux names them."""
-        subprocess.run([*self._tmux, "send-keys", *keys], check=True)
-
-    def screen(self, *, with_colours: bool = False) -> str:
-        """What it shows."""
-        options = ["-e"] if with_colours else []
-        shown = subprocess.run(
-            [*self._tmux, "capture-pane", "-p", *options], capture_output=True, text=True, check=True
-        )
-        return shown.stdout
-
-    def until_shown(self, *words: str) -> str:
-        """Wait until it shows all of the words."""
-        eventually(
-            lambda: all(word in self.screen() for word in words), f"{words} on the screen", within_s=60, every_s=0.2
-        )
-        return self.screen()
-
-    def close(self) -> None:
-        """End it with what runs in it."""
-        subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True)
+from tests.terminal import Terminal
 
 
 @pytest.fixture

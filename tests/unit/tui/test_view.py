@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,17 +11,22 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ostinatod.client_dashboard_reading import daemon_state, plan_of, requests_of, residency_of, routes_of
-from ostinatod.client_dashboard_values import Residency, Routes, Unavailable
+from ostinatod.client_dashboard_values import Reading, Residency, Routes, Unavailable
 from ostinatod.errors import OstinatoError
-from ostinatod.tui.view import charts, figures, heat
+from ostinatod.tui.view import charts, figures, heat, logs
 from ostinatod.tui.view.experts import Experts, join
 from ostinatod.tui.view.heat import HeatOptions, Place
+from ostinatod.tui.view.hits import hits_subtitle
 from ostinatod.tui.view.inert import ascii_only, inert
 from ostinatod.tui.view.latency import series_of
-from ostinatod.tui.view.lines import Span, fit, right, width_of, wrap
+from ostinatod.tui.view.learning import proposal_lines
+from ostinatod.tui.view.lines import Line, Span, fit, right, width_of, wrap
 from ostinatod.tui.view.memory import parts_of
+from ostinatod.tui.view.skew import skew_lines
+from ostinatod.tui.view.state import Link, View
 from ostinatod.tui.view.symbols import ASCII, UNICODE
 from ostinatod.tui.view.table import Column, Row, Table, body, layout
+from ostinatod.tui.view.traffic import request_detail
 from tests.fakes import dashboard_states as states
 
 
@@ -90,7 +97,10 @@ def test_the_parts_of_a_bar_fill_it(sizes: list[int], width: int) -> None:
 
 def test_a_sparkline_runs_from_zero_and_leaves_gaps_for_what_is_unknown() -> None:
     (_, drawn) = charts.sparkline([0.0, None, 4.0, 8.0], 6, UNICODE)
-    assert drawn.text == "▁ ▅█"
+    assert drawn.text == "▁ ▄▇"
+    # Two in lines one above the other stay apart: no value fills its line.
+    (row,) = charts.graph([1.0, 8.0], 6, 1, UNICODE)
+    assert row[-1].text == "▂▇"
     assert width_of(charts.sparkline([1.0, 2.0], 6, UNICODE)) == 6
 
 
@@ -203,3 +213,96 @@ def test_figures_that_the_daemon_does_not_tell_stay_unknown() -> None:
 def test_answers_of_the_wrong_shape_are_refused(answer: dict[str, object]) -> None:
     with pytest.raises(OstinatoError):
         requests_of(answer)
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return ["".join(part.text for part in entry) for entry in lines]
+
+
+def test_a_log_line_tells_the_day_of_other_days_and_sets_back_what_repeats() -> None:
+    text = "2026-01-31 12:00:05,250 INFO ostinatod.api.relay request id=req-1 path=/v1/chat ms=41"
+    shown = logs.log_line(text, "2026-01-31")
+    assert "".join(part.text for part in shown) == "12:00:05 INFO api.relay request id=req-1 path=/v1/chat ms=41"
+    assert [part.text for part in shown if part.role == "faint"] == ["12:00:05 ", "INFO ", "id=", "path=", "ms="]
+    assert [part.text for part in shown if part.role == "strong"] == ["request"]
+    assert texts([logs.log_line(text, "2026-02-01")])[0].startswith("2026-01-31 12:00:05,250 INFO api.relay")
+
+
+def test_a_log_line_of_any_other_form_is_shown_as_it_is() -> None:
+    engine = "0.46.601.125 I slot release: id  3 | stop processing"
+    assert logs.log_line(engine) == (Span("0.46.601.125 ", "faint"), Span(engine[13:]))
+    assert logs.log_line("ostinato-load 1.0000") == (Span("ostinato-load 1.0000"),)
+    assert logs.log_line("2026-01-31 12:00:05 no level here", "2026-01-31") == (
+        Span("12:00:05 ", "faint"),
+        Span("no level here"),
+    )
+
+
+@pytest.mark.parametrize(("level", "role"), [("WARNING", "warn"), ("ERROR", "bad")])
+def test_a_log_line_has_the_colour_of_its_level(level: str, role: str) -> None:
+    shown = logs.log_line(f"2026-01-31 12:00:05,250 {level} ostinatod.serve engine_died model=m", "2026-01-31")
+    assert {part.role for part in shown if part.text.strip() in (level, "engine_died", "m")} == {role}
+
+
+@pytest.mark.parametrize(
+    ("size", "done", "shown"),
+    [(142e9, None, "142.0 GB"), (142e9, 18.2e9, "18.2/142.0 GB"), (38e6, 0, "0/38 MB"), (999e6, 999e6, "999/999 MB")],
+)
+def test_files_are_measured_as_disks_count(size: float, done: float | None, shown: str) -> None:
+    assert figures.file_size(int(size), None if done is None else int(done)) == shown
+
+
+def test_the_map_has_no_column_for_coverage_without_a_set() -> None:
+    with_set = small()
+    without = Experts(with_set.layers, with_set.prefill, with_set.decode, None)
+    options = HeatOptions()
+    rows = [
+        texts(heat.heat_lines(each, heat.grid(each, "rank", "all"), options, 60, 8, UNICODE))
+        for each in (with_set, without)
+    ]
+    assert all(line.rstrip().endswith("%") for line in rows[0][:1])
+    assert not any(UNICODE.missing in line for line in rows[1])
+    assert {width_of(fit((Span(line),), 60, "")) for line in rows[1]} == {60}
+
+
+@pytest.mark.parametrize("width", [120, 70, 56])
+def test_the_words_of_the_curve_fit_its_panel(width: int) -> None:
+    (_, words, *_) = texts(skew_lines(small(), "all", width, 12, UNICODE))
+    assert words.rstrip().endswith("at most 50.0 %")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"status": "running"}, "Not answered yet"),
+        ({"turn": 1}, "The first turn of its session"),
+        ({"turn": 2}, "The prefix held"),
+        ({"prefix_break": {"reason": "tools", "detail": "", "lost_tokens": 5}}, "The prefix broke: tools changed"),
+    ],
+)
+def test_a_request_tells_what_became_of_its_prefix_only_where_that_is_known(
+    change: dict[str, object], told: str
+) -> None:
+    (request,) = requests_of({"requests": [states.request(1, prefix_break=None) | change]})
+    view = View(Link("http://127.0.0.1:11435", "up"), UNICODE, states.NOW)
+    assert told in " ".join(texts(request_detail(request, view, 90)))
+    assert ("The prefix held" in " ".join(texts(request_detail(request, view, 90)))) == (told == "The prefix held")
+
+
+def test_a_proposal_that_promises_less_says_so_and_offers_no_key() -> None:
+    told = states.plan()
+    told["proposal"] |= {"coverage_now": 0.641, "coverage_held_out": 0.637}
+    view = View(
+        Link("http://127.0.0.1:11435", "up"),
+        UNICODE,
+        states.NOW,
+        Reading(states.NOW, daemon_state(states.status(states.model(states.MODEL))), plan=plan_of(told)),
+        focus=states.MODEL,
+    )
+    assert "expected to cover less" in " ".join(texts(proposal_lines(view, 90, 30)))
+    assert hits_subtitle(view) == ""
+    more = plan_of(states.plan())
+    assert view.reading is not None
+    better = replace(view, reading=replace(view.reading, plan=more))
+    assert "expected to cover less" not in " ".join(texts(proposal_lines(better, 90, 30)))
+    assert hits_subtitle(better).startswith("a applies the proposal: +")
