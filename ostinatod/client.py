@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -135,6 +135,11 @@ class DaemonClient:
         """Remove a name; the bytes this freed, 0 if another name uses the same files."""
         answer = self._request("DELETE", "/api/delete", {"model": model}, timeout=_PATIENT)
         return int(answer.get("freed_bytes") or 0)
+
+    def prune(self, paths: Sequence[str] | None = None, *, dry_run: bool = False) -> values.Pruned:
+        """Delete what no model needs, of `paths` if they are given; `dry_run` only tells what would go."""
+        body = {"paths": None if paths is None else list(paths), "dry_run": dry_run}
+        return values.pruned(self._request("POST", "/ostinato/prune", body, timeout=_PATIENT))
 
     def copy(self, source: str, destination: str) -> None:
         """Give a model a further name."""

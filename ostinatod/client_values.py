@@ -91,6 +91,27 @@ class ModelDetails:
 
 
 @dataclass(frozen=True, slots=True)
+class PrunedEntry:
+    """A file or folder that no model needs."""
+
+    kind: str
+    model: str
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What no model needs, or what of it was deleted."""
+
+    deleted: bool
+    entries: tuple[PrunedEntry, ...]
+    total_bytes: int
+    in_progress: tuple[str, ...]
+    """Models that were left alone because they are being pulled."""
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonVersion:
     """The protocol version that other clients ask for, and the version of the daemon itself."""
 
@@ -202,6 +223,16 @@ def model_details(name: str, answer: Json) -> ModelDetails:
         parts=tuple(str(item) for item in answer.get("parts") or ()),
         model_info=info,
     )
+
+
+def pruned(answer: Json) -> Pruned:
+    """An answer of `/ostinato/prune`."""
+    entries = tuple(
+        PrunedEntry(_text(entry, "kind"), _text(entry, "model"), _text(entry, "path"), _int(entry, "size_bytes"))
+        for entry in json_objects(answer.get("entries"))
+    )
+    in_progress = tuple(str(name) for name in answer.get("in_progress") or ())
+    return Pruned(bool(answer.get("deleted")), entries, _int(answer, "total_bytes"), in_progress)
 
 
 def pull_progress(step: Json) -> PullProgress:

@@ -1,4 +1,4 @@
-"""The daemon's own routes: health, status, load, unload, add, shutdown, routing counts."""
+"""The daemon's own routes: health, status, load, unload, add, prune, shutdown, routing counts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ostinatod.api.describe import listing, status_entry
 from ostinatod.api.engine_status import engine_statuses
 from ostinatod.api.errors import from_engine
 from ostinatod.api.ollama_requests import ModelName
+from ostinatod.api.pruning import as_json, delete_leftovers, list_leftovers
 from ostinatod.api.state import Services, ServicesDep
 from ostinatod.api.streaming import NdjsonResponse, cancel_and_wait
 from ostinatod.config import parse_duration_s
@@ -47,6 +48,13 @@ class AddRequest(BaseModel):
 
     path: str = Field(min_length=1)
     name: str | None = None
+
+
+class PruneRequest(BaseModel):
+    """`dry_run` deletes nothing; `paths` are of an earlier answer: only what of them may still go is deleted."""
+
+    dry_run: bool = False
+    paths: list[str] | None = None
 
 
 @router.get("/health")
@@ -98,6 +106,15 @@ async def add(wanted: AddRequest, services: ServicesDep) -> dict[str, Any]:
         raise RequestError(f"expected an absolute path, found {wanted.path!r}", hint="Use: ostinato pull PATH")
     record = await asyncio.to_thread(services.store.add_file, path, wanted.name)
     return listing(record, services.settings, services.loaded.find(record))
+
+
+@router.post("/ostinato/prune")
+async def prune(wanted: PruneRequest, services: ServicesDep) -> dict[str, Any]:
+    """Delete what no registered model needs, and tell what; nothing of a pull that runs."""
+    if wanted.dry_run:
+        return as_json(await list_leftovers(services), deleted=False)
+    only = None if wanted.paths is None else frozenset(map(Path, wanted.paths))
+    return as_json(await delete_leftovers(services, only), deleted=True)
 
 
 @router.post("/ostinato/shutdown")

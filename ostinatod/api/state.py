@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, TypedDict
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ostinatod.api.sampled_calls import SampledCalls
     from ostinatod.learning.residencies import Residencies
     from ostinatod.learning.service import LearningService
+    from ostinatod.store.leftovers import Leftovers
 
 
 class ModelStore(Protocol):
@@ -32,6 +33,8 @@ class ModelStore(Protocol):
     def add_file(self, path: Path, name: str | None = None) -> ModelRecord: ...
     def copy(self, source: str, destination: str) -> ModelRecord: ...
     def remove(self, name: str) -> int: ...
+    def leftovers(self, in_use: Collection[Path] = ()) -> Leftovers: ...
+    def prune(self, only: Collection[Path] | None = None, in_use: Collection[Path] = ()) -> Leftovers: ...
     def chat_template(self, record: ModelRecord) -> str: ...
 
 

@@ -25,6 +25,7 @@ from ostinatod.cli.models import cp, list_models, pull, rm, show
 from ostinatod.cli.output import colour_wanted, report, say
 from ostinatod.cli.plan import plan
 from ostinatod.cli.profile import profile
+from ostinatod.cli.prune import prune
 from ostinatod.cli.service import service
 from ostinatod.cli.shell_completion import completion
 from ostinatod.cli.verify import verify
@@ -105,6 +106,7 @@ _COMMANDS = (
     stop,
     rm,
     cp,
+    prune,
     status,
     tui,
     plan,

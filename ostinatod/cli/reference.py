@@ -13,7 +13,7 @@ from ostinatod.cli.answer import Answer, AnswerTimings
 from ostinatod.cli.app import ALIASES, INTERRUPTED, cli
 from ostinatod.cli.models import Removed
 from ostinatod.cli.repl import HELP
-from ostinatod.client_values import ModelDetails, ModelListing, RunningModel, Usage
+from ostinatod.client_values import ModelDetails, ModelListing, Pruned, RunningModel, Usage
 from ostinatod.service.host import ServiceState
 
 _WIDTH = 200
@@ -57,6 +57,7 @@ def json_keys() -> dict[str, tuple[str, ...]]:
         "stop": ("stopped", "daemon"),
         "rm": _keys(Removed),
         "cp": ("source", "destination"),
+        "prune": _keys(Pruned),
         "logs": ("source", "file", "lines"),
         "doctor": ("ok", "problems", "warnings", "findings"),
         "service install": (*service, "changed", "answers"),

@@ -103,6 +103,13 @@ class PromptKeeper:
         if self._files is not None:
             await asyncio.to_thread(self._files.forget, model)
 
+    async def saved(self) -> dict[Path, int]:
+        """The folder of each model that something is saved of, named by its fingerprint, and its bytes."""
+        if self._files is None:
+            return {}
+        sizes = await asyncio.to_thread(self._files.sizes)
+        return {self._files.directory / model: size for model, size in sizes.items()}
+
     async def _save(self, files: SavedPrompts, record: ModelRecord, key: str, client: EngineClient) -> None:
         kept: list[SavedPrompt] = []
         slots = await _idle_slots(client)

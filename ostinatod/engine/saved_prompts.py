@@ -94,6 +94,12 @@ class SavedPrompts:
         if folder.exists():
             shutil.rmtree(folder)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each model's folder takes, empty ones left out. Raises OSError."""
+        folders = [path for path in self.directory.iterdir() if path.is_dir()] if self.directory.is_dir() else []
+        sizes = {folder.name: sum(path.stat().st_size for path in folder.iterdir()) for folder in folders}
+        return {model: size for model, size in sizes.items() if size}
+
     def room_bytes(self, model: str) -> int:
         """How much more a model's folder may take before those of others are deleted to make room for it."""
         folder = self.directory / model

@@ -148,6 +148,10 @@ class Generations:
             write_residency(path, self.residency(fingerprint, generation))
         return path
 
+    def files(self) -> dict[str, Path]:
+        """The files of active generations that exist, by fingerprint."""
+        return {path.stem: path for path in self._directory.glob("*.residency") if "." not in path.stem}
+
     def measured(self, fingerprint: str, measured: Generation) -> None:
         """Keep what a generation was measured to do."""
         with self._database.open() as db, db.atomic():

@@ -1,11 +1,12 @@
-"""Names to models: resolve, list, pull, add, copy, remove. Safe to call from any thread and from several processes."""
+"""Names to models: resolve, list, pull, add, copy, remove, prune. Any thread and several processes may use it."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,6 +18,7 @@ from ostinatod.profiles.gguf_header import read_header
 from ostinatod.store.catalogue import Catalogue, Entry, PartStamp
 from ostinatod.store.gguf_files import describe, parse_split_name, parts_of
 from ostinatod.store.hub_cache import discard, sole_writer
+from ostinatod.store.leftovers import LOCK_S, Act, Leftover, Leftovers, Needs, delete, gone_with, resolved, sort_out
 from ostinatod.store.local_models import LocalModel, LocalPlaces, local_models
 from ostinatod.store.names import ModelName, name_from_stem, parse_name, suggest
 from ostinatod.store.pull import Pull, PullSettings
@@ -26,8 +28,6 @@ from ostinatod.store.variants import QUANT_PREFERENCE
 
 ModelRecords = list[ModelRecord]
 LocalModels = list[LocalModel]
-
-_LOCK_S = 0.5
 
 
 class ModelStore:
@@ -57,6 +57,7 @@ class ModelStore:
         )
         self._changing = threading.RLock()
         self._bundled_entry: Entry | None = None
+        self._held: Counter[str] = Counter()
 
     def resolve(self, name: str) -> ModelRecord:
         """The model of that name.
@@ -95,15 +96,16 @@ class ModelStore:
             fetched.extend(blobs)
             self._catalogue.note_downloads(claimed.key, blobs)
 
-        pulled = Pull(self._settings, on_progress, cancelled, claim).run(reference)
-        on_progress(PullProgress("registering"))
-        try:
-            record = self._register(pulled.name, pulled.parts, "hub" if pulled.is_from_hub else "file", reference)
-        except ModelFormatError:
-            for blob in fetched:
-                discard(blob)
-            self._catalogue.forget_downloads(fetched)
-            raise
+        with self._holding() as hold:
+            pulled = Pull(self._settings, on_progress, cancelled, claim, hold).run(reference)
+            on_progress(PullProgress("registering"))
+            try:
+                record = self._register(pulled.name, pulled.parts, "hub" if pulled.is_from_hub else "file", reference)
+            except ModelFormatError:
+                for blob in fetched:
+                    discard(blob)
+                self._catalogue.forget_downloads(fetched)
+                raise
         on_progress(PullProgress("success"))
         return record
 
@@ -155,6 +157,55 @@ class ModelStore:
                 hint = "Stop the pull first."
                 raise ModelError(f"{name} is being pulled and cannot be removed", hint=hint) from error
 
+    def leftovers(self, in_use: Collection[Path] = ()) -> Leftovers:
+        """What `prune` would delete."""
+        return self._sort_out(in_use, lambda left: True)
+
+    def prune(self, only: Collection[Path] | None = None, in_use: Collection[Path] = ()) -> Leftovers:
+        """Deletes downloads that no registered model needs, and tells which; nothing of a pull that runs.
+
+        only     of these paths, as `leftovers` tells them; None for all
+        in_use   further files that have to stay, such as those of models in memory
+
+        Files of other programs stay. Raises ModelError for a file that cannot be deleted.
+        """
+
+        def act(left: Leftover) -> bool:
+            wanted = only is None or left.path in only
+            if wanted:
+                delete(left)
+            return wanted
+
+        with self._changing:
+            deleted = self._sort_out(in_use, act)
+            self._catalogue.forget_downloads(gone_with(deleted, self._catalogue.downloads()))
+        return deleted
+
+    def _sort_out(self, in_use: Collection[Path], act: Act) -> Leftovers:
+        with self._changing:
+            entries = self._catalogue.entries()
+            parts = [part for entry in entries for part in entry.record.parts]
+            keys = frozenset(parse_name(entry.record.name).key for entry in entries)
+            needs = Needs(resolved([*parts, *in_use]), keys, frozenset(+self._held))
+            return sort_out(self._catalogue.downloads(), needs, act)
+
+    @contextmanager
+    def _holding(self) -> Iterator[Callable[[tuple[Path, ...]], None]]:
+        """Keeps the blobs that are told inside from being pruned until the end."""
+        held: list[str] = []
+
+        def hold(blobs: tuple[Path, ...]) -> None:
+            with self._changing:
+                fresh = resolved(blobs)
+                held.extend(fresh)
+                self._held.update(fresh)
+
+        try:
+            yield hold
+        finally:
+            with self._changing:
+                self._held.subtract(held)
+
     def _only_key(self, name: ModelName) -> str:
         """The key of the one model, registered or begun, that `name` can mean; its own if there is none."""
         names = {parse_name(entry.record.name).key: entry.record.name for entry in self._catalogue.entries()}
@@ -170,7 +221,7 @@ class ModelStore:
     def _delete(self, key: str, unused: Sequence[Path]) -> int:
         with ExitStack() as locks:
             for blob in unused:
-                locks.enter_context(sole_writer(blob, _LOCK_S))
+                locks.enter_context(sole_writer(blob, LOCK_S))
             self._catalogue.delete(key)
             freed = sum(discard(blob) for blob in unused)
             self._catalogue.forget_downloads(unused)
@@ -191,6 +242,9 @@ class ModelStore:
             reference=reference,
         )
         with self._changing:
+            # What was no model's until now may have been pruned while it was read.
+            if missing := [part for part in parts if not part.exists()]:
+                raise _vanished(record, missing)
             self._catalogue.put(name.key, Entry(record, stamps))
         return record
 

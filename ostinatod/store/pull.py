@@ -51,17 +51,26 @@ class PullSettings:
 Claim = Callable[[ModelName, tuple[Path, ...]], None]
 """Told which files are about to be fetched for which name, before the first byte."""
 
+Hold = Callable[[tuple[Path, ...]], None]
+"""Told which blobs the model consists of, before it is looked at which of them are there."""
+
 
 class Pull:
     """One pull of one reference. Blocking; run it in a thread of its own."""
 
     def __init__(
-        self, settings: PullSettings, on_progress: ProgressCallback, cancelled: threading.Event, claim: Claim
+        self,
+        settings: PullSettings,
+        on_progress: ProgressCallback,
+        cancelled: threading.Event,
+        claim: Claim,
+        hold: Hold,
     ) -> None:
         self._settings = settings
         self._report = PullReporter(on_progress)
         self._cancelled = cancelled
         self._claim = claim
+        self._hold = hold
 
     def run(self, reference: str) -> Pulled:
         """The files of the model that `reference` names.
@@ -113,6 +122,7 @@ class Pull:
         name = _named(listing.repository, variant)
         self._report.expect(variant.files)
         cache = RepositoryCache(self._settings.places.hub_cache, listing.repository)
+        self._hold(tuple(cache.blob(file) for file in variant.files))
         missing = tuple(file for file in variant.files if not cache.blob(file).exists())
         if missing and (copy := self._verified_copy(listing.repository, variant)):
             return Pulled(name, copy, is_from_hub=False)
@@ -147,7 +157,7 @@ class Pull:
             raise DiskFull(
                 f"the download needs {_gigabytes(needed)} and {_gigabytes(margin)} to spare, "
                 f"{_gigabytes(free)} is free on the disk of {directory}",
-                hint="Free some space, remove a model with `ostinato rm`, or set HF_HUB_CACHE to another disk.",
+                hint="Free some space with `ostinato prune` or `ostinato rm`, or set HF_HUB_CACHE to another disk.",
             )
 
     def _place(self, hub: Hub, listing: Listing, cache: RepositoryCache, file: RemoteFile) -> Path:

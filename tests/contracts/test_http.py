@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from ostinatod.config import Settings
 from ostinatod.errors import DiskFull, PullError
+from ostinatod.store.leftovers import Leftover, Leftovers
 from ostinatod.store.records import PullProgress
 from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually, make_scripted_engine, running_app
 from tests.fakes.memory_store import MemoryStore, record
@@ -511,6 +513,65 @@ def test_names_that_share_files_share_the_engine(app: RunningApp, scripted_engin
     assert len(app.status()["models"]) == 1
     app.http.request("DELETE", "/api/delete", json={"name": "m"})
     assert app.status()["models"] == []
+
+
+def leftovers_of(app: RunningApp, **body: Any) -> tuple[bool, list[tuple[str, str, int]], int, list[str]]:
+    told = app.http.post("/ostinato/prune", json=body).json()
+    entries = [(entry["kind"], entry["path"], entry["size_bytes"]) for entry in told["entries"]]
+    return told["deleted"], entries, told["total_bytes"], told["in_progress"]
+
+
+@pytest.fixture
+def left(app: RunningApp, tmp_path: Path) -> list[tuple[str, str, int]]:
+    """A download in the store, saved prompts and a residency file of a model that is gone, and some of "m"."""
+    download = Leftover("unfinished", "org/repo:q4", tmp_path / "blob.incomplete", 700)
+    app.store.unneeded = Leftovers((download,), ("org/other:q4",))
+    gone, known = "ab" * 32, app.store.resolve("m").digest
+    residencies = tmp_path / "run" / "residency"
+    residencies.mkdir(parents=True)
+    for digest in (gone, known):
+        folder = tmp_path / "prompts" / digest
+        folder.mkdir(parents=True)
+        (folder / "0.state").write_bytes(b"x" * 20)
+        (residencies / f"{digest}.residency").write_bytes(b"x" * 3)
+    return [
+        ("unfinished", str(download.path), 700),
+        ("prompts", str(tmp_path / "prompts" / gone), 20),
+        ("residency", str(residencies / f"{gone}.residency"), 3),
+    ]
+
+
+def test_what_no_model_needs_is_listed_and_stays(app: RunningApp, left: list[tuple[str, str, int]]) -> None:
+    assert leftovers_of(app, dry_run=True) == (False, left, 723, ["org/other:q4"])
+    assert app.store.prunings == []
+    assert all(Path(path).exists() for _, path, _ in left[1:])
+
+
+def test_what_no_model_needs_is_deleted_and_the_rest_stays(
+    app: RunningApp, left: list[tuple[str, str, int]], tmp_path: Path
+) -> None:
+    assert leftovers_of(app) == (True, left, 723, ["org/other:q4"])
+    assert leftovers_of(app, dry_run=True) == (False, [], 0, ["org/other:q4"])
+    known = app.store.resolve("m").digest
+    assert not any(Path(path).exists() for _, path, _ in left)
+    assert (tmp_path / "prompts" / known / "0.state").exists()
+    assert (tmp_path / "run" / "residency" / f"{known}.residency").exists()
+
+
+def test_only_those_paths_are_deleted_that_were_asked_for_and_that_no_model_needs(
+    app: RunningApp, left: list[tuple[str, str, int]], tmp_path: Path
+) -> None:
+    needed = str(tmp_path / "prompts" / app.store.resolve("m").digest)
+    assert leftovers_of(app, paths=[left[1][1], needed, str(tmp_path)])[1] == [left[1]]
+    assert Path(left[2][1]).exists()
+    assert Path(needed).exists()
+    assert leftovers_of(app, paths=[])[1] == []
+
+
+def test_files_of_a_model_in_memory_are_told_to_the_store_as_needed(app: RunningApp) -> None:
+    app.chat("x")
+    leftovers_of(app)
+    assert app.store.prunings == [(None, [Path("/models/m.gguf")])]
 
 
 def test_routes_are_passed_through_from_a_loaded_engine(app: RunningApp) -> None:

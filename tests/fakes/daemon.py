@@ -104,6 +104,9 @@ class FakeDaemon:
     answer: Iterable[dict[str, Any] | str] = field(default_factory=lambda: (text("Hello"), text(" there"), *finish()))
     pull_steps: list[dict[str, Any] | str] = field(default_factory=lambda: [{"status": "success"}])
     load_steps: list[dict[str, Any] | str] = field(default_factory=lambda: [{"status": "ready"}])
+    leftovers: list[dict[str, Any]] = field(default_factory=list)
+    """What no model needs, as `/ostinato/prune` tells it."""
+    in_progress: list[str] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=lambda: {"version": "0.1.0", "engines": [{"model": "tiny"}]})
     errors: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
     """Answers that stand in for the usual one, by path."""
@@ -193,6 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, fixed[self.path]
         if self.path == "/ostinato/add":
             return 200, listing(body["name"] or "local", source="file")
+        if self.path == "/ostinato/prune":
+            return 200, self._pruned(body)
         if self.path == "/ostinato/shutdown":
             return 200, {}
         name = body.get("source") or body.get("model")
@@ -205,6 +210,15 @@ class _Handler(BaseHTTPRequestHandler):
             daemon.models[body["destination"]] = listing(body["destination"])
             return 200, {}
         return 200, {"freed_bytes": daemon.models.pop(name)["size"]}
+
+    def _pruned(self, body: dict[str, Any]) -> dict[str, Any]:
+        daemon, paths = self.daemon, body["paths"]
+        told = [entry for entry in daemon.leftovers if paths is None or entry["path"] in paths]
+        if not body["dry_run"]:
+            daemon.leftovers = [entry for entry in daemon.leftovers if entry not in told]
+        total_bytes = sum(entry["size_bytes"] for entry in told)
+        fixed = {"deleted": not body["dry_run"], "in_progress": daemon.in_progress}
+        return {**fixed, "entries": told, "total_bytes": total_bytes}
 
     def _json(self, status: int, answer: dict[str, Any]) -> None:
         content = json.dumps(answer).encode()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from ostinatod.errors import ModelNotFound, PullError
+from ostinatod.store.leftovers import Leftovers
 from ostinatod.store.records import ModelRecord, ModelShape, ProgressCallback
 
 PullScript = Callable[[str, ProgressCallback, threading.Event], None]
@@ -49,6 +50,9 @@ class MemoryStore:
         self.pulls = 0
         self.pull_script: PullScript = lambda *_: None
         self.template: str | None = None
+        self.unneeded = Leftovers((), ())
+        self.prunings: list[tuple[Collection[Path] | None, Collection[Path]]] = []
+        """What `prune` was asked for: paths, and what has to stay."""
 
     def resolve(self, name: str) -> ModelRecord:
         try:
@@ -81,3 +85,13 @@ class MemoryStore:
 
     def remove(self, name: str) -> int:
         return self.records.pop(self.resolve(name).name).size_bytes
+
+    def leftovers(self, in_use: Collection[Path] = ()) -> Leftovers:
+        return self.unneeded
+
+    def prune(self, only: Collection[Path] | None = None, in_use: Collection[Path] = ()) -> Leftovers:
+        self.prunings.append((only, in_use))
+        kept = self.unneeded
+        gone = tuple(left for left in kept.entries if only is None or left.path in only)
+        self.unneeded = Leftovers(tuple(left for left in kept.entries if left not in gone), kept.in_progress)
+        return Leftovers(gone, kept.in_progress)

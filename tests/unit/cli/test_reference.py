@@ -62,6 +62,7 @@ def test_every_command_is_in_the_page_with_a_help_text(name: str) -> None:
         ("stop", ("tiny",)),
         ("rm", ("tiny",)),
         ("cp", ("tiny", "mine")),
+        ("prune", ("--yes",)),
         ("logs", ("output",)),
         ("doctor", ()),
         ("service status", ()),
