@@ -53,7 +53,6 @@ ostinato_borrower::~ostinato_borrower() {
 void ostinato_borrower::write_tables() {
     memory.copy(ggml_backend_buffer_get_base(buffer.get()), shadow.data(), shadow.size()*sizeof(int32_t));
     is_switch_due.store(false);
-    n_switches++;
 }
 
 void ostinato_borrower::reset(const ostinato_expert_pool & pool) {
@@ -152,9 +151,7 @@ size_t ostinato_borrower::set(const expert_sets & wanted) {
 ostinato_borrowing_view ostinato_borrower::view() {
     std::lock_guard<std::mutex> lock(mutex);
     ostinato_borrowing_view v;
-    v.n_places   = places.size();
     v.n_uploaded = n_uploaded;
-    v.n_switches = n_switches;
     for (const lent_place & place : places) {
         if (place.id >= 0) {
             v.n_borrowed++;

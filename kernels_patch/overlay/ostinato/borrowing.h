@@ -28,9 +28,7 @@ struct ostinato_borrowing_layer {
 struct ostinato_borrowing_view {
     size_t   n_borrowed = 0; // experts at this moment,
     size_t   bytes      = 0; // and their size
-    size_t   n_places   = 0;
     uint64_t n_uploaded = 0; // since the model was loaded
-    uint64_t n_switches = 0; // times that the tables changed
 };
 
 class ostinato_borrower {
@@ -116,7 +114,6 @@ private:
     bool is_manual     = false;
     bool is_stopping   = false;
     uint64_t n_uploaded = 0;
-    uint64_t n_switches = 0;
 
     // read without the lock too, by the thread that submits passes
     std::atomic<bool> is_switch_due { false }; // `shadow` waits for a moment between two passes

@@ -44,7 +44,8 @@ static double measure_products(
     return (ggml_time_us() - begin_us)*1e-6/n_read;
 }
 
-// Both sides of link sharing at once, each with half of the experts' columns to itself, as in decode steps of a few cold routes.
+// Both sides of link sharing at once, with as many experts as decode steps have: the link half of their columns, the CPU branch whole ones. Speeds are
+// per byte.
 void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
     constexpr size_t DECODE = 2; // cold experts of a layer in a step
     const int64_t step = ostinato_link_step(*layer.ffn);

@@ -28,7 +28,7 @@ inline constexpr ostinato_record_weight ostinato_record_weights[] = {
 struct ostinato_record {
     std::array<size_t, std::size(ostinato_record_weights)> offsets = {}; // 0 where there is no such weight
     size_t stride  = 0; // bytes from a record to the next: whole blocks of every weight, since kernels count in blocks
-    size_t padding = 0; // bytes behind each row of weights that are zero, since kernels read them: see ostinato_record_padding
+    size_t padding = 0; // the most zero bytes behind a weight: see ostinato_record_padding
 
     explicit ostinato_record(const ostinato_expert_ffn & ffn);
 

@@ -8,7 +8,6 @@ hot. Run as a module.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -19,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.e2e.workers.engine_server import EngineServer
-from tests.e2e.workers.served import WITH_CHECKPOINTS, Placements
-from tests.e2e.workers.tiny_recipes import Encoder, make_model, read_pack
+from tests.e2e.workers.served import Placements, models_with_checkpoints, read_arguments
 
 PROMPT_TOKENS = 1000
 FILE = "prompt.state"
@@ -66,25 +64,11 @@ def observe(libraries: Path, model: Path, flags: Sequence[str], directory: Path)
 
 def main() -> int:
     """The program."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("libraries", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("pack", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    arguments = parser.parse_args()
+    arguments = read_arguments()
     result: Outcome = {"device": arguments.device, "models": {}}
-    encoder = Encoder(arguments.libraries)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        models: dict[str, tuple[Path, tuple[str, ...]]] = {"model": (arguments.model, ())}
-        for recipe in read_pack(arguments.pack):
-            if recipe.name in WITH_CHECKPOINTS:
-                path = directory / f"{recipe.name}.gguf"
-                make_model(recipe, "quantised", encoder, path)
-                longer = ("--override-kv", f"{recipe.architecture}.context_length=int:4096")
-                models[recipe.name] = (path, longer)
-        for name, (path, more) in models.items():
+        for name, path, more in (("model", arguments.model, ()), *models_with_checkpoints(arguments, directory)):
             flags = Placements(arguments.device, path, directory).flags
             result["models"][name] = {
                 placed: observe(arguments.libraries, path, (*flags[placed], *more), directory) for placed in flags

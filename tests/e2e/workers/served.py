@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -103,15 +103,32 @@ def conversation(engine: EngineServer) -> list[Outcome]:
     return turns
 
 
-def main() -> int:
-    """The program."""
+def read_arguments() -> argparse.Namespace:
+    """LIBRARIES MODEL PACK OUT [--device cpu|gpu]"""
     parser = argparse.ArgumentParser()
     parser.add_argument("libraries", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("pack", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def models_with_checkpoints(
+    arguments: argparse.Namespace, directory: Path
+) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """Name, file and flags of each model whose slots keep context checkpoints, made when it is asked for."""
+    encoder = Encoder(arguments.libraries)
+    for recipe in read_pack(arguments.pack):
+        if recipe.name in WITH_CHECKPOINTS:
+            path = directory / f"{recipe.name}.gguf"
+            make_model(recipe, "quantised", encoder, path)
+            yield recipe.name, path, ("--override-kv", f"{recipe.architecture}.context_length=int:4096")
+
+
+def main() -> int:
+    """The program."""
+    arguments = read_arguments()
     result: Outcome = {"device": arguments.device}
 
     def served(model: Path, flags: Sequence[str]) -> EngineServer:
@@ -135,17 +152,12 @@ def main() -> int:
                 vectors[name] = np.array(embeddings(engine), np.float32)
         result["embeddings"] = {"nmse": nmse(vectors["half"], vectors["stock"]), "shape": list(vectors["half"].shape)}
         result["checkpoints"] = {}
-        encoder = Encoder(arguments.libraries)
-        for recipe in read_pack(arguments.pack):
-            if recipe.name in WITH_CHECKPOINTS:
-                path = Path(directory, f"{recipe.name}.gguf")
-                make_model(recipe, "quantised", encoder, path)
-                flags = Placements(arguments.device, path, Path(directory)).flags
-                turns = result["checkpoints"][recipe.name] = {}
-                for name in flags:
-                    longer = ("--override-kv", f"{recipe.architecture}.context_length=int:4096")
-                    with served(path, (*flags[name], "--parallel", "1", *longer)) as engine:
-                        turns[name] = conversation(engine)
+        for recipe, path, longer in models_with_checkpoints(arguments, Path(directory)):
+            flags = Placements(arguments.device, path, Path(directory)).flags
+            turns = result["checkpoints"][recipe] = {}
+            for name in flags:
+                with served(path, (*flags[name], "--parallel", "1", *longer)) as engine:
+                    turns[name] = conversation(engine)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
