@@ -19,8 +19,9 @@ from urllib.parse import urlencode
 import httpx
 
 from ostinatod import client_values as values
+from ostinatod.client_json import Json, json_object, json_objects
 from ostinatod.client_streams import DONE, ndjson_lines, sse_data
-from ostinatod.client_values import ChatDelta, ChatEnd, Json
+from ostinatod.client_values import ChatDelta, ChatEnd
 from ostinatod.errors import (
     ConfigError,
     DaemonUnreachable,
@@ -115,12 +116,12 @@ class DaemonClient:
 
     def models(self) -> tuple[values.ModelListing, ...]:
         """Every registered model."""
-        entries = values.json_objects(self._request("GET", "/api/tags").get("models"))
+        entries = json_objects(self._request("GET", "/api/tags").get("models"))
         return tuple(values.model_listing(entry) for entry in entries)
 
     def running(self) -> tuple[values.RunningModel, ...]:
         """Every model that has an engine."""
-        entries = values.json_objects(self._request("GET", "/api/ps").get("models"))
+        entries = json_objects(self._request("GET", "/api/ps").get("models"))
         return tuple(values.running_model(entry) for entry in entries)
 
     def show(self, model: str) -> values.ModelDetails:
@@ -238,16 +239,16 @@ class DaemonClient:
                 chunk = _decode(data)
                 if chunk.get("error") is not None:
                     raise error_of(chunk, 500)
-                for choice in values.json_objects(chunk.get("choices") or []):
-                    delta = values.json_object(choice.get("delta") or {})
+                for choice in json_objects(chunk.get("choices") or []):
+                    delta = json_object(choice.get("delta") or {})
                     text, reasoning = delta.get("content"), delta.get("reasoning_content")
                     if text or reasoning:
                         yield ChatDelta(text=text or "", reasoning=reasoning or "")
                     finish_reason = choice.get("finish_reason") or finish_reason
                 if chunk.get("usage"):
-                    used = values.usage(values.json_object(chunk["usage"]))
+                    used = values.usage(json_object(chunk["usage"]))
                 if chunk.get("timings"):
-                    timings = values.engine_timings(values.json_object(chunk["timings"]))
+                    timings = values.engine_timings(json_object(chunk["timings"]))
         if not whole:
             raise EngineDied("the answer broke off before it was complete", hint="See what runs: ostinato ps")
         yield ChatEnd(finish_reason, used, timings)
@@ -329,7 +330,7 @@ def _error_kinds() -> dict[str, type[OstinatoError]]:
 
 def _decode(text: str) -> Json:
     try:
-        return values.json_object(json.loads(text))
+        return json_object(json.loads(text))
     except ValueError as error:
         raise OstinatoError(
             f"the daemon's answer is not JSON: {text[:80]!r}",

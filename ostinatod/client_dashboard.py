@@ -20,7 +20,8 @@ import httpx
 from ostinatod import client_dashboard_reading as reading
 from ostinatod.client import DaemonClient, error_of
 from ostinatod.client_dashboard_values import Part, Reading, Unavailable
-from ostinatod.client_values import Json, ModelListing, json_object, json_objects, model_listing
+from ostinatod.client_json import Json, json_object, json_objects
+from ostinatod.client_values import ModelListing, model_listing
 from ostinatod.errors import DaemonUnreachable, OstinatoError
 
 PART_TIMEOUT_S = 4.0

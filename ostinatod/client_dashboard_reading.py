@@ -27,7 +27,7 @@ from ostinatod.client_dashboard_values import (
     Routes,
     Session,
 )
-from ostinatod.client_values import Json, json_object, json_objects
+from ostinatod.client_json import Json, json_object, json_objects, text_of, unexpected
 from ostinatod.errors import OstinatoError
 
 
@@ -36,9 +36,9 @@ def daemon_state(answer: Json) -> DaemonState:
     build = _object(answer, "build")
     return DaemonState(
         pid=_int(answer, "pid"),
-        version=_text(answer, "version"),
+        version=text_of(answer, "version"),
         uptime_s=_float(answer, "uptime_s"),
-        build_backend=_text(build, "backend") or None,
+        build_backend=text_of(build, "backend") or None,
         models=tuple(_model_state(entry) for entry in json_objects(answer.get("models") or [])),
     )
 
@@ -63,9 +63,9 @@ def sessions_of(answer: Json) -> tuple[Session, ...]:
     _require_log(answer, entries)
     return tuple(
         Session(
-            id=_text(entry, "id"),
-            model=_text(entry, "model"),
-            source=_text(entry, "source"),
+            id=text_of(entry, "id"),
+            model=text_of(entry, "model"),
+            source=text_of(entry, "source"),
             started_at_s=_float(entry, "started_at"),
             last_at_s=_float(entry, "last_at"),
             turns=_int(entry, "turns"),
@@ -85,7 +85,7 @@ def routes_of(answer: Json) -> Routes:
     layers = tuple(_ids(answer, "layers"))
     prefill, decode = _counts(answer, "prefill", len(layers)), _counts(answer, "decode", len(layers))
     if prefill.shape != decode.shape:
-        raise _unexpected("as many prefill counts as decode counts", f"{prefill.shape} and {decode.shape}")
+        raise unexpected("as many prefill counts as decode counts", f"{prefill.shape} and {decode.shape}")
     return Routes(layers, prefill, decode)
 
 
@@ -100,18 +100,18 @@ def residency_of(answer: Json) -> Residency:
         )
         for entry in json_objects(answer.get("layers") or [])
     )
-    return Residency(_int(answer, "generation"), layers, _int(answer, "pool_bytes"), _text(answer, "reason") or None)
+    return Residency(_int(answer, "generation"), layers, _int(answer, "pool_bytes"), text_of(answer, "reason") or None)
 
 
 def plan_of(answer: Json) -> Plan:
     """From `/ostinato/plan`."""
     skew, proposed = _object(answer, "skew"), answer.get("proposal")
     return Plan(
-        model=_text(answer, "model"),
+        model=text_of(answer, "model"),
         sessions=_int(answer, "sessions"),
         gain=_float(skew, "gain"),
         useful=_bool(skew, "useful"),
-        sentence=_text(skew, "sentence"),
+        sentence=text_of(skew, "sentence"),
         proposal=None if proposed is None else _proposal(json_object(proposed)),
         history=tuple(_generation(entry) for entry in json_objects(answer.get("history") or [])),
     )
@@ -121,7 +121,7 @@ def log_lines(answer: Json) -> tuple[str, ...]:
     """From `/ostinato/logs`."""
     lines = answer.get("lines") or []
     if not isinstance(lines, list):
-        raise _unexpected("a list of lines", lines)
+        raise unexpected("a list of lines", lines)
     return tuple(str(line) for line in lines)
 
 
@@ -135,10 +135,10 @@ def _model_state(entry: Json) -> ModelState:
     residency = _object(engine, "residency")
     memory = _object(engine, "memory")
     load = _object(entry, "load")
-    pools = {_text(device, "name"): device for device in json_objects(engine.get("devices") or [])}
+    pools = {text_of(device, "name"): device for device in json_objects(engine.get("devices") or [])}
     return ModelState(
-        name=_text(entry, "name"),
-        state=_text(entry, "state") or "ready",
+        name=text_of(entry, "name"),
+        state=text_of(entry, "state") or "ready",
         progress=_float(load, "progress"),
         pid=_int(entry, "pid"),
         rss_bytes=_int(entry, "rss_bytes"),
@@ -146,20 +146,20 @@ def _model_state(entry: Json) -> ModelState:
         slots=_int(entry, "slots"),
         in_flight=_int(entry, "in_flight"),
         queued=_int(entry, "queued"),
-        backend=_text(entry, "backend"),
+        backend=text_of(entry, "backend"),
         # An engine without a set tells generation 0, which is none.
         generation=_int(residency, "generation") or None,
         hot_experts=_int(residency, "hot_experts"),
         pool_bytes=_int(residency, "pool_bytes"),
-        residency_state=_text(residency, "state") or None,
-        residency_reason=_text(residency, "reason") or None,
+        residency_state=text_of(residency, "state") or None,
+        residency_reason=text_of(residency, "reason") or None,
         devices=tuple(_device(device, pools) for device in json_objects(memory.get("devices") or [])),
         host_bytes=_by_use(_object(memory, "host"), HOST_USES),
     )
 
 
 def _device(entry: Json, pools: Mapping[str, Json]) -> DeviceMemory:
-    name = _text(entry, "name")
+    name = text_of(entry, "name")
     return DeviceMemory(
         name=name,
         total_bytes=_int(entry, "total_bytes"),
@@ -177,13 +177,13 @@ def _by_use(entry: Json, uses: Sequence[str]) -> tuple[tuple[str, int], ...]:
 def _request(entry: Json) -> Request:
     broke = entry.get("prefix_break")
     return Request(
-        id=_text(entry, "id"),
-        session=_text(entry, "session"),
+        id=text_of(entry, "id"),
+        session=text_of(entry, "session"),
         turn=_int(entry, "turn"),
-        model=_text(entry, "model"),
-        dialect=_text(entry, "dialect"),
-        kind=_text(entry, "kind"),
-        status=_text(entry, "status"),
+        model=text_of(entry, "model"),
+        dialect=text_of(entry, "dialect"),
+        kind=text_of(entry, "kind"),
+        status=text_of(entry, "status"),
         started_at_s=_float(entry, "started_at"),
         queue_ms=_float(entry, "queue_ms"),
         ttft_ms=_float(entry, "ttft_ms"),
@@ -194,7 +194,7 @@ def _request(entry: Json) -> Request:
         output_tokens=_int(entry, "output_tokens"),
         prefix_break=None if broke is None else _prefix_break(json_object(broke)),
         generation=_int(entry, "generation"),
-        path=_text(entry, "path") or None,
+        path=text_of(entry, "path") or None,
         cold_routes=_int(entry, "cold_routes"),
         routes=_int(entry, "routes"),
         coverage_prefill=_float(entry, "coverage_prefill"),
@@ -203,7 +203,7 @@ def _request(entry: Json) -> Request:
 
 
 def _prefix_break(entry: Json) -> PrefixBreak:
-    return PrefixBreak(_text(entry, "reason"), _text(entry, "detail"), _int(entry, "lost_tokens"))
+    return PrefixBreak(text_of(entry, "reason"), text_of(entry, "detail"), _int(entry, "lost_tokens"))
 
 
 def _proposal(entry: Json) -> Proposal:
@@ -227,15 +227,15 @@ def _generation(entry: Json) -> Generation:
     return Generation(
         generation=_int(entry, "generation"),
         created_at_s=_float(entry, "created_at"),
-        source=_text(entry, "source"),
-        state=_text(entry, "state"),
+        source=text_of(entry, "source"),
+        state=text_of(entry, "state"),
         sessions=_int(entry, "sessions"),
         hot_experts=_int(entry, "hot_experts"),
         moved=_int(entry, "moved"),
         coverage_held_out=_float(entry, "coverage_held_out"),
         coverage_measured=_float(entry, "coverage_measured"),
         tpot_ms_measured=_float(entry, "tpot_ms_measured"),
-        note=_text(entry, "note"),
+        note=text_of(entry, "note"),
     )
 
 
@@ -244,18 +244,18 @@ def _counts(answer: Json, key: str, n_layers: int) -> NDArray[np.int64]:
     try:
         counts = np.array(rows, dtype=np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _unexpected(f"rows of {key} counts of equal length", rows) from error
+        raise unexpected(f"rows of {key} counts of equal length", rows) from error
     if n_layers == 0 and counts.size == 0:
         return counts.reshape(0, 0)
     if counts.ndim != 2 or counts.shape[0] != n_layers:
-        raise _unexpected(f"{n_layers} rows of {key} counts", f"an array of shape {counts.shape}")
+        raise unexpected(f"{n_layers} rows of {key} counts", f"an array of shape {counts.shape}")
     return counts
 
 
 def _ids(values: Json, key: str) -> list[int]:
     ids = values.get(key) or []
     if not isinstance(ids, list) or not all(isinstance(item, int) for item in ids):
-        raise _unexpected(f"a list of numbers as {key}", ids)
+        raise unexpected(f"a list of numbers as {key}", ids)
     return ids
 
 
@@ -263,15 +263,10 @@ def _object(values: Json, key: str) -> Json:
     return json_object(values.get(key) or {})
 
 
-def _text(values: Json, key: str) -> str:
-    value = values.get(key)
-    return "" if value is None else str(value)
-
-
 def _bool(values: Json, key: str) -> bool | None:
     value = values.get(key)
     if value is not None and not isinstance(value, bool):
-        raise _unexpected(f"true or false as {key}", value)
+        raise unexpected(f"true or false as {key}", value)
     return value
 
 
@@ -286,12 +281,5 @@ def _float(values: Json, key: str) -> float | None:
         return None
     # JSON as Python reads it may carry NaN and infinities, which are no figures.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
-        raise _unexpected(f"a number as {key}", value)
+        raise unexpected(f"a number as {key}", value)
     return value
-
-
-def _unexpected(expected: str, found: object) -> OstinatoError:
-    return OstinatoError(
-        f"the daemon's answer is not understood: expected {expected}, found {str(found)[:80]!r}",
-        hint="Compare the versions of client and daemon: ostinato version",
-    )

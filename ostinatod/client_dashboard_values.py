@@ -11,7 +11,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostinatod.client_values import Json, ModelListing
+from ostinatod.client_json import Json
+from ostinatod.client_values import ModelListing
 
 T = TypeVar("T")
 

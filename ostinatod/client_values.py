@@ -7,15 +7,12 @@ OstinatoError that says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Literal
 
-from ostinatod.errors import OstinatoError
+from ostinatod.client_json import Json, json_object, json_objects, text_of, unexpected
 from ostinatod.store.records import PullProgress
-
-Json = Mapping[str, Any]
 
 RunState = Literal["loading", "ready", "stopping"]
 
@@ -168,14 +165,14 @@ def model_listing(entry: Json) -> ModelListing:
     """From one entry of `/api/tags`, or the record that adding a local model answers with."""
     details = json_object(entry.get("details") or {})
     return ModelListing(
-        name=_text(entry, "name"),
-        digest=_text(entry, "digest"),
+        name=text_of(entry, "name"),
+        digest=text_of(entry, "digest"),
         size_bytes=_int(entry, "size"),
         modified_at=moment(entry.get("modified_at")),
-        source=_text(entry, "source"),
-        family=_text(details, "family"),
-        parameter_size=_text(details, "parameter_size"),
-        quantization=_text(details, "quantization_level"),
+        source=text_of(entry, "source"),
+        family=text_of(details, "family"),
+        parameter_size=text_of(details, "parameter_size"),
+        quantization=text_of(details, "quantization_level"),
         n_experts=_int(entry, "n_experts"),
         k=_int(entry, "k"),
         context_tokens=_int(entry, "context_tokens"),
@@ -186,18 +183,18 @@ def running_model(entry: Json) -> RunningModel:
     """From one entry of `/api/ps`."""
     state = entry.get("state", "ready")
     if state not in ("loading", "ready", "stopping"):
-        raise _unexpected("a state loading, ready or stopping", state)
+        raise unexpected("a state loading, ready or stopping", state)
     placement = entry.get("placement")
     return RunningModel(
-        name=_text(entry, "name"),
-        digest=_text(entry, "digest"),
+        name=text_of(entry, "name"),
+        digest=text_of(entry, "digest"),
         size_bytes=_int(entry, "size"),
         state=state,
         progress=_float(entry, "progress"),
         context_tokens=_int(entry, "context_length"),
         expires_at=moment(entry.get("expires_at")),
         placement=None if placement is None else str(placement),
-        backend=_text(entry, "backend"),
+        backend=text_of(entry, "backend"),
         gpu_experts=_gpu_experts(entry.get("gpu_experts")),
     )
 
@@ -206,20 +203,20 @@ def model_details(name: str, answer: Json) -> ModelDetails:
     """From the answer of `/api/show` for `name`."""
     details = json_object(answer.get("details") or {})
     info = json_object(answer.get("model_info") or {})
-    architecture = _text(info, "general.architecture")
+    architecture = text_of(info, "general.architecture")
     return ModelDetails(
         name=name,
-        source=_text(answer, "source"),
-        family=_text(details, "family") or architecture,
-        parameter_size=_text(details, "parameter_size"),
-        quantization=_text(details, "quantization_level"),
-        format=_text(details, "format"),
+        source=text_of(answer, "source"),
+        family=text_of(details, "family") or architecture,
+        parameter_size=text_of(details, "parameter_size"),
+        quantization=text_of(details, "quantization_level"),
+        format=text_of(details, "format"),
         n_experts=_int(info, f"{architecture}.expert_count"),
         k=_int(info, f"{architecture}.expert_used_count"),
         context_tokens=_int(info, f"{architecture}.context_length"),
         capabilities=tuple(str(item) for item in answer.get("capabilities") or ()),
-        parameters=_text(answer, "parameters"),
-        template=_text(answer, "template"),
+        parameters=text_of(answer, "parameters"),
+        template=text_of(answer, "template"),
         parts=tuple(str(item) for item in answer.get("parts") or ()),
         model_info=info,
     )
@@ -228,7 +225,7 @@ def model_details(name: str, answer: Json) -> ModelDetails:
 def pruned(answer: Json) -> Pruned:
     """An answer of `/ostinato/prune`."""
     entries = tuple(
-        PrunedEntry(_text(entry, "kind"), _text(entry, "model"), _text(entry, "path"), _int(entry, "size_bytes"))
+        PrunedEntry(text_of(entry, "kind"), text_of(entry, "model"), text_of(entry, "path"), _int(entry, "size_bytes"))
         for entry in json_objects(answer.get("entries"))
     )
     in_progress = tuple(str(name) for name in answer.get("in_progress") or ())
@@ -238,8 +235,8 @@ def pruned(answer: Json) -> Pruned:
 def pull_progress(step: Json) -> PullProgress:
     """From one line of `/api/pull`."""
     return PullProgress(
-        status=_text(step, "status"),
-        file=_text(step, "file") or None,
+        status=text_of(step, "status"),
+        file=text_of(step, "file") or None,
         completed_bytes=_int(step, "completed"),
         total_bytes=_int(step, "total"),
         all_completed_bytes=_int(step, "all_completed"),
@@ -250,7 +247,7 @@ def pull_progress(step: Json) -> PullProgress:
 
 def load_progress(step: Json) -> LoadProgress:
     """From one line of `/ostinato/load`."""
-    return LoadProgress(status=_text(step, "status"), progress=_float(step, "progress"))
+    return LoadProgress(status=text_of(step, "status"), progress=_float(step, "progress"))
 
 
 def usage(chunk: Json) -> Usage:
@@ -282,35 +279,16 @@ def moment(value: object) -> datetime | None:
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError as error:
-        raise _unexpected("a time such as 2026-01-31T12:00:00Z", value) from error
+        raise unexpected("a time such as 2026-01-31T12:00:00Z", value) from error
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
-
-
-def json_object(value: object) -> Json:
-    """`value`, which has to be a JSON object."""
-    if not isinstance(value, dict):
-        raise _unexpected("an object", value)
-    return value
-
-
-def json_objects(value: object) -> list[Json]:
-    """`value`, which has to be a list of JSON objects."""
-    if not isinstance(value, list):
-        raise _unexpected("a list", value)
-    return [json_object(item) for item in value]
 
 
 def _gpu_experts(value: object) -> GpuExperts | None:
     if value is None:
         return None
     told = json_object(value)
-    refused, hint = (_text(told, key) or None for key in ("refused", "hint"))
-    return GpuExperts(_text(told, "chosen"), _text(told, "reason"), refused, hint)
-
-
-def _text(values: Json, key: str) -> str:
-    value = values.get(key)
-    return "" if value is None else str(value)
+    refused, hint = (text_of(told, key) or None for key in ("refused", "hint"))
+    return GpuExperts(text_of(told, "chosen"), text_of(told, "reason"), refused, hint)
 
 
 def _int(values: Json, key: str) -> int:
@@ -320,12 +298,5 @@ def _int(values: Json, key: str) -> int:
 def _float(values: Json, key: str) -> float:
     value = values.get(key) or 0
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _unexpected(f"a number as {key}", value)
+        raise unexpected(f"a number as {key}", value)
     return value
-
-
-def _unexpected(expected: str, found: object) -> OstinatoError:
-    return OstinatoError(
-        f"the daemon's answer is not understood: expected {expected}, found {str(found)[:80]!r}",
-        hint="Compare the versions of client and daemon: ostinato version",
-    )

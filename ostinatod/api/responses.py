@@ -4,50 +4,26 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from ostinatod.api.anthropic import STREAM_FIGURES
-from ostinatod.api.body import checked_request, model_name, parse_object
 from ostinatod.api.dialects.responses_answer import ResponsesAnswer
 from ostinatod.api.dialects.responses_request import chat_fields
-from ostinatod.api.limits import check_limits
-from ostinatod.api.observer import Exchanges
-from ostinatod.api.openai import CHAT_PATH, COUNT_PATH, resolve_model
-from ostinatod.api.relay import EngineRelay
 from ostinatod.api.state import ServicesDep
-from ostinatod.api.token_count import CountAnswer
+from ostinatod.api.translated_chat import TranslatedChats, read_fields
 
 router = APIRouter(prefix="/v1/responses")
+
+_CHATS = TranslatedChats("responses", "input")
 
 
 @router.post("")
 async def responses(request: Request, services: ServicesDep) -> Response:
     """The next items of a conversation, streamed or whole."""
-    fields = parse_object(await request.body())
-    check_limits(fields)
-    model_name(fields)
+    fields = await read_fields(request)
     chat, names = chat_fields(fields)
-    if chat.get("stream") is True:
-        chat |= STREAM_FIGURES
-    calls = services.sampled_calls
-    wanted = checked_request(calls.restored(chat), None, sees_images=services.sees_images)
-    record = await resolve_model(services, wanted.model, embeds=False)
-    return EngineRelay(
-        *(services.loaded, services.exchanges, record, wanted, CHAT_PATH, "input"),
-        dialect="responses",
-        answer=ResponsesAnswer(fields, names),
-        sampled_calls=calls,
-    )
+    return await _CHATS.answered(services, chat, ResponsesAnswer(fields, names))
 
 
 @router.post("/input_tokens")
 async def input_tokens(request: Request, services: ServicesDep) -> Response:
     """How many tokens the prompt of such a response would have."""
-    fields = parse_object(await request.body())
-    check_limits(fields)
-    model_name(fields)
-    chat, _ = chat_fields({**fields, "stream": False})
-    wanted = checked_request(chat, None, sees_images=services.sees_images)
-    record = await resolve_model(services, wanted.model, embeds=False)
-    answer = CountAnswer({"object": "response.input_tokens"})
-    return EngineRelay(
-        services.loaded, Exchanges(), record, wanted, COUNT_PATH, "input", dialect="responses", answer=answer
-    )
+    chat, _ = chat_fields(await read_fields(request))
+    return await _CHATS.counted(services, chat, {"object": "response.input_tokens"})

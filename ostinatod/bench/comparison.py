@@ -19,11 +19,11 @@ from ostinatod.bench.budget import Pace, affordable
 from ostinatod.bench.jobs import OnEvent, run_job
 from ostinatod.bench.learning import Chosen, Learned, chosen_from_json, learn, session_routes
 from ostinatod.bench.memory import hot_bytes_within, pool_limit
+from ostinatod.bench.options import Options
 from ostinatod.bench.results import ResultFile, TurnResult, continue_results
 from ostinatod.bench.sessions import Limits, Part, Session, of_part, read_sessions
 from ostinatod.bench.settings import (
     Setting,
-    SettingKind,
     as_json,
     cpu_layers_for,
     ostinato_candidates,
@@ -61,19 +61,9 @@ class Comparison:
     model           the first file of the model
     experts         its MoE layers
     context_tokens  the most that the model was trained for
-    recorded        (part, recorded session) to be tokenised, or whose text fills `shapes`
-    shapes          sessions of which only lengths are known: id, part and turns of (kind, reused, new, output)
-    limits          what of a session is replayed
+    recorded        (part, recorded session) to be tokenised, or whose text fills the shapes of `options`
     on_gpu          whether layers go to GPUs
-    gpu_bytes       memory of all GPUs that may be used; None where `pool_bytes` is given
-    pool_bytes      memory for experts; None where it is what `gpu_bytes` leaves
-    threads         of the CPU, 0 for all cores
-    uploads         thresholds that ostinato is tried with, see `settings.ostinato_candidates`
-    candidates      settings in place of those that would be searched
-    kinds           what is compared
-    trial_turns     of each development session, which candidates are tried with
-    pin_bytes       host memory that ostinato may page-lock, 0 for what the system can spare
-    seconds         for all of it, of which SEARCH_SHARE at most for trying candidates; None for as long as it takes
+    pool_bytes      memory for experts; None where it is what the memory of GPUs in `options` leaves
     """
 
     libraries: Path
@@ -81,19 +71,9 @@ class Comparison:
     experts: ModelExperts
     context_tokens: int
     recorded: Sequence[tuple[Part, Mapping[str, Any]]]
-    shapes: Sequence[Mapping[str, Any]]
-    limits: Limits
     on_gpu: bool
-    gpu_bytes: int | None
     pool_bytes: int | None
-    threads: int = 0
-    uploads: Sequence[int] = (0,)
-    candidates: Sequence[Setting] | None = None
-    kinds: Sequence[SettingKind] = ("ostinato", "stock")
-    repeats: int = 1
-    trial_turns: int | None = None
-    pin_bytes: int = 0
-    seconds: float | None = None
+    options: Options = field(default_factory=Options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +135,21 @@ class Steps:
     started: float = field(default_factory=time.monotonic)
 
     @property
+    def options(self) -> Options:
+        """Of the comparison."""
+        return self.plan.options
+
+    @property
     def left_s(self) -> float:
         """Seconds that are left."""
-        return float("inf") if self.plan.seconds is None else self.plan.seconds - (time.monotonic() - self.started)
+        seconds = self.options.seconds
+        return float("inf") if seconds is None else seconds - (time.monotonic() - self.started)
 
     def tokenize(self) -> None:
         """Turn the sessions into tokens. Raises RequestError where none of a part is left."""
         plan = self.plan
-        most = min(plan.limits.tokens or plan.context_tokens, plan.context_tokens)
-        limits = replace(plan.limits, tokens=most)
+        most = min(self.options.limits.tokens or plan.context_tokens, plan.context_tokens)
+        limits = replace(self.options.limits, tokens=most)
         done = 0
 
         def on_event(event: Mapping[str, Any]) -> None:
@@ -174,7 +160,7 @@ class Steps:
         job = {
             **self._job("tokenize"),
             "recorded": [{"part": part, "session": session} for part, session in plan.recorded],
-            "shapes": list(plan.shapes),
+            "shapes": list(self.options.shapes),
             "limits": asdict(limits),
             "out": str(self._sessions_file),
         }
@@ -193,21 +179,21 @@ class Steps:
 
     def request(self) -> dict[str, Any]:
         """What a file of results must agree in to be continued."""
-        plan = self.plan
+        plan, options = self.plan, self.options
         return {
             "model": plan.model.name,
             "model_bytes": plan.model.stat().st_size,
             "sessions": [[session.part, session.id, len(session.turns), session.tokens] for session in self.sessions],
-            "limits": asdict(plan.limits),
+            "limits": asdict(options.limits),
             "on_gpu": plan.on_gpu,
-            "gpu_bytes": plan.gpu_bytes,
+            "gpu_bytes": options.gpu_bytes,
             "pool_bytes": plan.pool_bytes,
-            "threads": plan.threads,
-            "uploads": list(plan.uploads),
-            "candidates": None if plan.candidates is None else [as_json(item) for item in plan.candidates],
-            "kinds": list(plan.kinds),
-            "repeats": plan.repeats,
-            "trial_turns": plan.trial_turns,
+            "threads": options.threads,
+            "uploads": list(options.uploads),
+            "candidates": None if options.candidates is None else [as_json(item) for item in options.candidates],
+            "kinds": list(options.kinds),
+            "repeats": options.repeats,
+            "trial_turns": options.trial_turns,
         }
 
     def learn(self) -> Learned:
@@ -215,7 +201,7 @@ class Steps:
         counted, dense_bytes = self.count()
         pool_bytes = self.plan.pool_bytes
         if pool_bytes is None:
-            pool_bytes = max(0, (self.plan.gpu_bytes or 0) - dense_bytes)
+            pool_bytes = max(0, (self.options.gpu_bytes or 0) - dense_bytes)
             self.progress.note(
                 f"{dense_bytes / 1e9:.2f} GB for everything but experts leave {pool_bytes / 1e9:.2f} GB for experts"
             )
@@ -244,7 +230,7 @@ class Steps:
 
         # All experts in host memory: what is then on GPUs is what every setting has there.
         every_layer = plan.experts.layers[-1] + 1
-        learning = Setting("learning", "stock", cpu_layers=every_layer, load_mode="none", threads=plan.threads)
+        learning = Setting("learning", "stock", cpu_layers=every_layer, load_mode="none", threads=self.options.threads)
         self.run(self.model_job("count", sessions, learning), learning, on_event)
         return counted, dense_bytes
 
@@ -252,32 +238,32 @@ class Steps:
         """The best setting of each kind on the development sessions; a single candidate needs no trial."""
         plan = self.plan
         self.keep_hot(learned)
-        candidates = plan.candidates
+        candidates = self.options.candidates
         if candidates is None:
             cpu_layers = cpu_layers_for(plan.experts, learned.pool_bytes) if plan.on_gpu else 0
-            stock = stock_candidates(cpu_layers, plan.threads, on_gpu=plan.on_gpu)
-            candidates = [*ostinato_candidates(plan.threads, plan.uploads), *stock]
+            stock = stock_candidates(cpu_layers, self.options.threads, on_gpu=plan.on_gpu)
+            candidates = [*ostinato_candidates(self.options.threads, self.options.uploads), *stock]
         candidates = [self.limited(setting, learned.pool_bytes) for setting in candidates]
         sessions = list(of_part(self.sessions, "development"))
 
         def replay(setting: Setting, on_event: OnEvent) -> None:
-            job = {**self.model_job("replay", sessions, setting), "turns": plan.trial_turns, "done": {}}
+            job = {**self.model_job("replay", sessions, setting), "turns": self.options.trial_turns, "done": {}}
             self.run(job, setting, on_event)
 
         trials = Trials(
             replay,
-            turns=sum(len(session.turns[: plan.trial_turns]) for session in sessions),
+            turns=sum(len(session.turns[: self.options.trial_turns]) for session in sessions),
             layers=plan.experts.layers[-1] + 1 if plan.on_gpu else 0,
-            is_time=lambda: plan.seconds is None or self.left_s >= (1 - SEARCH_SHARE) * plan.seconds,
+            is_time=lambda: self.options.seconds is None or self.left_s >= (1 - SEARCH_SHARE) * self.options.seconds,
             show=self.progress.update,
             note=self.progress.note,
         )
         settings: list[Setting] = []
-        for kind in plan.kinds:
+        for kind in self.options.kinds:
             of_kind = [setting for setting in candidates if setting.kind == kind]
             only = of_kind[0] if len(of_kind) == 1 else None
             # What must fit into a time is also tried for its pace.
-            best = trials.quickest(of_kind) if only is None or plan.seconds is not None else only
+            best = trials.quickest(of_kind) if only is None or self.options.seconds is not None else only
             settings += [found for found in (best or only,) if found]
         self.paces = trials.paces
         return Chosen(learned, tuple(settings), tuple(trials.search))
@@ -286,15 +272,15 @@ class Steps:
         """With no more memory of the GPU than stock may have for experts; an engine would take all there is."""
         if setting.kind != "ostinato" or not self.plan.on_gpu:
             return setting
-        limit, pinned = setting.pool_bytes or pool_limit(gpu_bytes), setting.pin_bytes or self.plan.pin_bytes
+        limit, pinned = setting.pool_bytes or pool_limit(gpu_bytes), setting.pin_bytes or self.options.pin_bytes
         return replace(setting, pool_bytes=limit, pin_bytes=pinned)
 
     def shortened(self, chosen: Chosen) -> Chosen:
         """With as much of the held-out sessions as the time suffices for, by what the trials took."""
-        if self.plan.seconds is None or not self.paces:
+        if self.options.seconds is None or not self.paces:
             return chosen
         sessions = list(of_part(self.sessions, "held-out"))
-        paces = [self._pace(setting) for setting in chosen.settings] * self.plan.repeats
+        paces = [self._pace(setting) for setting in chosen.settings] * self.options.repeats
         timed = affordable(paces, sessions, self.left_s - END_S)
         expected = sum(pace.seconds(timed) for pace in paces)
         self.progress.note(
@@ -326,11 +312,11 @@ class Steps:
     def time(self, settings: Sequence[Setting], file: ResultFile) -> dict[str, str]:
         """Replay the held-out sessions under each setting and keep every turn; why settings failed, by name."""
         sessions = list(of_part(self.sessions, "held-out"))
-        total = sum(len(session.turns) for session in sessions) * self.plan.repeats
+        total = sum(len(session.turns) for session in sessions) * self.options.repeats
         failures: dict[str, str] = {}
         longest = max(len(session.turns) for session in sessions)
         # Repeat after repeat, not setting after setting: what else the machine does then falls on all of them.
-        runs = list(itertools.product(range(self.plan.repeats), settings))
+        runs = list(itertools.product(range(self.options.repeats), settings))
         for number, (repeat, setting) in enumerate(runs):
             done = file.done(setting.name, repeat)
             is_complete = all(done.get(session.id, 0) == len(session.turns) for session in sessions)

@@ -35,14 +35,14 @@ def concluded(plan: Comparison, outcome: Outcome, facts: Mapping[str, Any]) -> R
             for part in ("development", "held-out")
         },
         "skipped": list(outcome.skipped),
-        "gpu_bytes": plan.gpu_bytes,
+        "gpu_bytes": plan.options.gpu_bytes,
         "pool_bytes": learned.pool_bytes,
         "hot_experts": int(learned.hot.sum()),
         "experts": sum(plan.experts.n_experts),
         "coverage_development": round(learned.coverage, 4),
         "settings": [as_json(setting) for setting in outcome.chosen.settings],
         "search": list(outcome.chosen.search),
-        "seconds": plan.seconds,
+        "seconds": plan.options.seconds,
         "timed": outcome.chosen.timed,
         "loaded": dict(outcome.loaded),
         "failures": dict(outcome.failures),
@@ -72,11 +72,11 @@ def _notes(plan: Comparison, outcome: Outcome) -> Iterator[str]:
         f"Experts may take {learned.pool_bytes / 1e9:.2f} GB ({learned.pool_bytes / total:.0%} of them all) "
         f"{_ON_GPU if plan.on_gpu else 'as hot ones; without a GPU both branches run on the CPU'}."
     )
-    if plan.shapes:
+    if plan.options.shapes:
         yield "The sessions are lengths from the routing log, filled with the text of recorded ones: routing is theirs."
-    yield from plan.limits.described()
-    if plan.seconds is not None:
-        yield f"Planned for {plan.seconds:.0f} s: sessions are shortened, or left out, to what fits."
+    yield from plan.options.limits.described()
+    if plan.options.seconds is not None:
+        yield f"Planned for {plan.options.seconds:.0f} s: sessions are shortened, or left out, to what fits."
     if outcome.skipped:
         yield f"Left out, since their first turn does not fit: {', '.join(outcome.skipped)}."
     if len(held_out) < 2:

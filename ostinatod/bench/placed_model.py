@@ -217,4 +217,5 @@ def _placement(setting: Setting, on_gpu: bool) -> PlacementOptions:
         upload_all_tokens=setting.upload_all_tokens,
         link_percent=setting.link_percent,
         borrow_percent=setting.borrow,
+        prefetch_us=setting.prefetch_us,
     )

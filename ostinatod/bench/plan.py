@@ -10,8 +10,9 @@ from typing import Any
 
 from ostinatod.bench.comparison import Comparison
 from ostinatod.bench.memory import memory_for
-from ostinatod.bench.sessions import Limits, Part
-from ostinatod.bench.settings import Setting, SettingKind, from_json
+from ostinatod.bench.options import Options
+from ostinatod.bench.sessions import Part
+from ostinatod.bench.settings import Setting, from_json
 from ostinatod.bench.traces import SAMPLE, choose, read_traces
 from ostinatod.errors import RequestError
 from ostinatod.profiles.experts import read_experts
@@ -29,28 +30,17 @@ DEFAULT_DEVELOPMENT = 6
 class Wanted:
     """What is asked for. None leaves a choice to the plan.
 
-    trace      a trace file, the bundled sessions otherwise
-    shapes     sessions of which only lengths are known, in place of the trace's; its text fills them
-    gpu_bytes  memory of all GPUs together
-    hot_share  of all experts that are hot, in place of memory
-    others     see `comparison.Comparison`
+    trace        a trace file, the bundled sessions otherwise; its text fills the shapes of `options`, if there are any
+    held_out     sessions that are timed
+    development  sessions to learn and choose from
+    hot_share    of all experts that are hot, in place of memory
     """
 
     trace: Path | None = None
-    shapes: Sequence[Mapping[str, Any]] = ()
     held_out: int | None = None
     development: int | None = None
-    limits: Limits = field(default_factory=Limits)
-    gpu_bytes: int | None = None
     hot_share: float | None = None
-    threads: int = 0
-    uploads: Sequence[int] = (0,)
-    candidates: Sequence[Setting] | None = None
-    kinds: Sequence[SettingKind] = ("ostinato", "stock")
-    repeats: int = 1
-    trial_turns: int | None = None
-    pin_bytes: int = 0
-    seconds: float | None = None
+    options: Options = field(default_factory=Options)
 
 
 def planned(wanted: Wanted, libraries: Path, parts: Sequence[Path], *, on_gpu: bool) -> Comparison:
@@ -69,7 +59,7 @@ def planned(wanted: Wanted, libraries: Path, parts: Sequence[Path], *, on_gpu: b
         wanted.held_out or DEFAULT_HELD_OUT,
     )
     pool_bytes = None
-    if wanted.hot_share is not None or wanted.gpu_bytes is None or not on_gpu:
+    if wanted.hot_share is not None or wanted.options.gpu_bytes is None or not on_gpu:
         share = DEFAULT_HOT_SHARE if wanted.hot_share is None else wanted.hot_share
         hot_bytes = share * experts.places().total_bytes
         pool_bytes = memory_for(hot_bytes) if on_gpu else round(hot_bytes)
@@ -79,19 +69,9 @@ def planned(wanted: Wanted, libraries: Path, parts: Sequence[Path], *, on_gpu: b
         experts=experts,
         context_tokens=model.context_length or UNKNOWN_CONTEXT_TOKENS,
         recorded=recorded,
-        shapes=wanted.shapes,
-        limits=wanted.limits,
         on_gpu=on_gpu,
-        gpu_bytes=wanted.gpu_bytes,
         pool_bytes=pool_bytes,
-        threads=wanted.threads,
-        uploads=wanted.uploads,
-        candidates=wanted.candidates,
-        kinds=wanted.kinds,
-        repeats=wanted.repeats,
-        trial_turns=wanted.trial_turns,
-        pin_bytes=wanted.pin_bytes,
-        seconds=wanted.seconds,
+        options=wanted.options,
     )
 
 

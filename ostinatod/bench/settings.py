@@ -53,6 +53,7 @@ class Setting:
     upload_all_tokens: int = 0
     link_percent: int = 0
     borrow: int = 0
+    prefetch_us: int = 0
     cpu_layer_ids: Sequence[int] = ()
     tensor_split: Sequence[float] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,23 @@ def test_a_library_that_differs_is_refused_with_both_sides(other: Any, said: str
 
 def test_the_header_and_the_bindings_name_the_same_abi() -> None:
     assert f"#define OSTINATO_ABI_VERSION {ABI_VERSION}\n" in HEADER.read_text()
+
+
+@pytest.mark.parametrize(("given", "loads"), [({}, "EAGER"), ({"CUDA_MODULE_LOADING": "LAZY"}, "LAZY")])
+def test_kernels_are_loaded_before_they_can_wait_for_each_other(
+    tmp_path: Path, given: dict[str, str], loads: str
+) -> None:
+    code = (
+        "import contextlib, os, sys; from pathlib import Path\n"
+        "from ostinatod.bindings import AbiMismatch, load_bindings\n"
+        "with contextlib.suppress(AbiMismatch): load_bindings(Path(sys.argv[1]))\n"
+        "print(os.environ['CUDA_MODULE_LOADING'])"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_MODULE_LOADING"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, env={**kept, **given}
+    )
+    assert done.stdout == f"{loads}\n", done.stderr
 
 
 @pytest.mark.engine

@@ -10,16 +10,14 @@ import anthropic
 import pytest
 
 from ostinatod.config import Settings
-from tests.conftest import RunningApp, ScriptedEngine, StartApp, make_scripted_engine, running_app
+from tests.conftest import RunningApp, ScriptedEngine, StartApp
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
-    directory = tmp_path_factory.mktemp("anthropic")
-    with running_app(directory, make_scripted_engine(directory)) as running:
-        yield running
+def app(shared_app: RunningApp) -> RunningApp:
+    return shared_app
 
 
 @pytest.fixture(scope="module")

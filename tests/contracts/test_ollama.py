@@ -14,21 +14,7 @@ import ollama
 import pytest
 
 from ostinatod.config import Settings
-from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually, make_scripted_engine, running_app
-
-
-@pytest.fixture
-def app(start_app: StartApp, scripted_engine: ScriptedEngine) -> RunningApp:
-    return start_app(scripted_engine)
-
-
-@pytest.fixture(scope="module")
-def shared_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
-    """For tests that do not care what is loaded."""
-    directory = tmp_path_factory.mktemp("ollama")
-    with running_app(directory, make_scripted_engine(directory)) as app:
-        yield app
-
+from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually
 
 Connect = Callable[[RunningApp], ollama.Client]
 

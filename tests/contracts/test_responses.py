@@ -9,14 +9,12 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conftest import RunningApp, ScriptedEngine, StartApp, make_scripted_engine, running_app
+from tests.conftest import RunningApp, ScriptedEngine, StartApp
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
-    directory = tmp_path_factory.mktemp("responses")
-    with running_app(directory, make_scripted_engine(directory)) as running:
-        yield running
+def app(shared_app: RunningApp) -> RunningApp:
+    return shared_app
 
 
 @pytest.fixture(scope="module")

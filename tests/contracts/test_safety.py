@@ -171,32 +171,23 @@ def test_refused_keys_and_bodies_are_not_logged(guarded: Guarded, caplog: pytest
     ],
 )
 def test_no_page_reaches_a_handler_in_any_dialect(
-    gate_app: RunningApp, path: str, body: dict[str, Any], headers: dict[str, str], status: int
+    shared_app: RunningApp, path: str, body: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     content = json.dumps(body).encode()
-    answer = gate_app.http.post(path, content=content, headers={"Content-Type": "application/json", **headers})
+    answer = shared_app.http.post(path, content=content, headers={"Content-Type": "application/json", **headers})
     assert answer.status_code == status
     assert answer.json()["error"]
-    assert gate_app.status()["models"] == []
+    assert shared_app.status()["models"] == []
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])
-def test_a_program_may_leave_the_content_type_out_but_a_browser_may_not(gate_app: RunningApp, path: str) -> None:
+def test_a_program_may_leave_the_content_type_out_but_a_browser_may_not(shared_app: RunningApp, path: str) -> None:
     # litellm does, for Ollama's dialect.
     content = json.dumps({"model": "nope", "messages": TURN, "max_tokens": 8}).encode()
-    assert gate_app.http.post(path, content=content).status_code == 404
+    assert shared_app.http.post(path, content=content).status_code == 404
     for header in ({"Sec-Fetch-Site": "same-site"}, {"Sec-Fetch-Mode": "no-cors"}):
-        assert gate_app.http.post(path, content=content, headers=header).status_code == 415
-    assert gate_app.http.post(path, content=content, headers={"Origin": "http://localhost"}).status_code == 403
-
-
-@pytest.fixture(scope="module")
-def gate_app(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from tests.conftest import make_scripted_engine, running_app
-
-    directory = tmp_path_factory.mktemp("gate")
-    with running_app(directory, make_scripted_engine(directory)) as app:
-        yield app
+        assert shared_app.http.post(path, content=content, headers=header).status_code == 415
+    assert shared_app.http.post(path, content=content, headers={"Origin": "http://localhost"}).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -209,33 +200,33 @@ def gate_app(tmp_path_factory: pytest.TempPathFactory) -> Any:
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
 def test_a_request_beyond_the_limits_is_400_before_anything_is_loaded(
-    gate_app: RunningApp, path: str, fields: dict[str, Any]
+    shared_app: RunningApp, path: str, fields: dict[str, Any]
 ) -> None:
     if path == "/api/chat" and "stop" in fields:
         fields = {"messages": TURN, "options": {"stop": fields["stop"]}}
-    answer = gate_app.http.post(path, json={"model": "m", **fields})
+    answer = shared_app.http.post(path, json={"model": "m", **fields})
     assert answer.status_code == 400
     assert "expected at most" in json.dumps(answer.json())
-    assert gate_app.status()["models"] == []
+    assert shared_app.status()["models"] == []
 
 
-def test_a_schema_nested_too_deeply_is_400_in_both_forms(gate_app: RunningApp) -> None:
+def test_a_schema_nested_too_deeply_is_400_in_both_forms(shared_app: RunningApp) -> None:
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(80):
         schema = {"properties": {"x": schema}}
     openai = {"type": "json_schema", "json_schema": {"schema": schema}}
     for path, fields in (("/v1/chat/completions", {"response_format": openai}), ("/api/chat", {"format": schema})):
-        answer = gate_app.http.post(path, json={"model": "m", "messages": TURN, **fields})
+        answer = shared_app.http.post(path, json={"model": "m", "messages": TURN, **fields})
         assert answer.status_code == 400
         assert "nested deeper" in json.dumps(answer.json())
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "file:///etc/passwd", "https://example.com/a.png"])
-def test_no_image_is_fetched_for_ollamas_clients_either(gate_app: RunningApp, url: str) -> None:
+def test_no_image_is_fetched_for_ollamas_clients_either(shared_app: RunningApp, url: str) -> None:
     as_parts = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     as_field = [{"role": "user", "content": "what?", "images": [url]}]
     for messages in (as_parts, as_field):
-        answer = gate_app.http.post("/api/chat", json={"model": "m", "messages": messages})
+        answer = shared_app.http.post("/api/chat", json={"model": "m", "messages": messages})
         assert answer.status_code == 400
         assert "images" in answer.json()["error"]
 
@@ -251,25 +242,25 @@ def test_no_image_is_fetched_for_ollamas_clients_either(gate_app: RunningApp, ur
         b'"system":"\\ud800"',
     ],
 )
-def test_no_text_or_number_that_json_has_no_word_for_is_a_fault_of_ours(gate_app: RunningApp, fields: bytes) -> None:
+def test_no_text_or_number_that_json_has_no_word_for_is_a_fault_of_ours(shared_app: RunningApp, fields: bytes) -> None:
     headers = {"Content-Type": "application/json"}
     for start in (b'{"model":"m","messages":[{"role":"user","content":"x"}],', b'{"model":"m","prompt":"x",'):
         for path in ("/api/chat", "/api/generate"):
-            answer = gate_app.http.post(path, content=start + b'"stream":false,' + fields + b"}", headers=headers)
+            answer = shared_app.http.post(path, content=start + b'"stream":false,' + fields + b"}", headers=headers)
             assert answer.status_code < 500, (path, answer.text[:300])
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/show", "/api/pull", "/v1/chat/completions", "/v1/messages"])
-def test_half_a_surrogate_in_a_name_is_no_fault_of_ours(gate_app: RunningApp, path: str) -> None:
+def test_half_a_surrogate_in_a_name_is_no_fault_of_ours(shared_app: RunningApp, path: str) -> None:
     body = b'{"model":"\\ud800","messages":[{"role":"user","content":"x"}],"max_tokens":1}'
-    answer = gate_app.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    answer = shared_app.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert 400 <= answer.status_code < 500, answer.text[:300]
 
 
 def test_a_client_that_leaves_before_its_body_has_come_is_no_fault_of_ours(
-    gate_app: RunningApp, caplog: pytest.LogCaptureFixture
+    shared_app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = httpx.URL(gate_app.url).port or 0
+    port = httpx.URL(shared_app.url).port or 0
     head = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
     for path, _ in CHATS:
         with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -280,7 +271,7 @@ def test_a_client_that_leaves_before_its_body_has_come_is_no_fault_of_ours(
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 200_000, b'{"model":NaN}', b'"x"', b"\xff\xfe"])
-def test_no_body_is_a_fault_of_ours(gate_app: RunningApp, body: bytes) -> None:
+def test_no_body_is_a_fault_of_ours(shared_app: RunningApp, body: bytes) -> None:
     for path, _ in CHATS:
-        answer = gate_app.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        answer = shared_app.http.post(path, content=body, headers={"Content-Type": "application/json"})
         assert 400 <= answer.status_code < 500, (path, answer.text[:200])

@@ -46,6 +46,7 @@ static inline void prefetch(const char * data, size_t bytes) {
 #ifdef OSTINATO_X86
 
 #define OSTINATO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+#define OSTINATO_AVX2   __attribute__((target("avx2,fma,f16c")))
 
 // Scales of MXFP4 blocks, halved, since its code values are doubled to be integers.
 struct e8m0_table {
@@ -156,6 +157,17 @@ OSTINATO_AVX512 static inline void dot_split(
 }
 
 // Weight blocks of 256 columns against Q8_K rows.
+
+// Products of a block in 16 sums; each of the four vectors is 64 columns, and the scales of every four of them.
+OSTINATO_AVX512 static inline __m512i scaled_products(const __m512i * weights, const __m512i * scales, const block_q8_K & row) {
+    __m512i products = _mm512_setzero_si512();
+    for (int j = 0; j < 4; ++j) {
+        const __m512i part = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[j], _mm512_loadu_si512(row.qs + 64*j));
+        products = _mm512_add_epi32(products, _mm512_mullo_epi32(part, scales[j]));
+    }
+    return products;
+}
+
 template <int M>
 OSTINATO_AVX512 static inline void dot_q4_K(
         int64_t n, float * out, const char * w, const char * ahead, const char * const * x) {
@@ -187,11 +199,7 @@ OSTINATO_AVX512 static inline void dot_q4_K(
         }
         for (int i = 0; i < M; ++i) {
             const auto & row = ((const block_q8_K *) x[i])[b];
-            __m512i products = _mm512_setzero_si512();
-            for (int j = 0; j < 4; ++j) {
-                const __m512i part = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[j], _mm512_loadu_si512(row.qs + 64*j));
-                products = _mm512_add_epi32(products, _mm512_mullo_epi32(part, scales[j]));
-            }
+            const __m512i products = scaled_products(weights, scales, row);
             sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(d*row.d), sum[i]);
 
             const __m256i sums = _mm256_loadu_si256((const __m256i *) row.bsums);
@@ -243,11 +251,7 @@ OSTINATO_AVX512 static inline void dot_q6_K(
         }
         for (int i = 0; i < M; ++i) {
             const auto & row = ((const block_q8_K *) x[i])[b];
-            __m512i products = _mm512_setzero_si512();
-            for (int j = 0; j < 4; ++j) {
-                const __m512i part = _mm512_dpbusd_epi32(_mm512_setzero_si512(), weights[j], _mm512_loadu_si512(row.qs + 64*j));
-                products = _mm512_add_epi32(products, _mm512_mullo_epi32(part, scales[j]));
-            }
+            __m512i products = scaled_products(weights, scales, row);
             // quants are stored with 32 added
             const __m256i offsets = _mm256_slli_epi32(_mm256_madd_epi16(scales16, _mm256_loadu_si256((const __m256i *) row.bsums)), 5);
             products = _mm512_sub_epi32(products, _mm512_zextsi256_si512(offsets));
@@ -257,289 +261,6 @@ OSTINATO_AVX512 static inline void dot_q6_K(
     for (int i = 0; i < M; ++i) {
         out[i] = _mm512_reduce_add_ps(sum[i]);
     }
-}
-
-// Sixteen weight rows at once, one in each lane of 32 bits. Four columns of a row fill its lane, and dpbusd adds their products with four columns of an
-// input, which all lanes share. Weights are made unsigned by adding `offset`; inputs come with what that adds too much.
-
-// dwords[d], lane r: dword d of the 16 bytes at w + r*row_bytes.
-OSTINATO_AVX512 static inline void transpose_16_rows(const char * w, size_t row_bytes, __m512i * dwords) {
-    __m512i rows[4]; // number i: rows i, i + 4, i + 8, i + 12
-    for (int i = 0; i < 4; ++i) {
-        const auto row = [&](int r) { return _mm_loadu_si128((const __m128i *) (w + r*row_bytes)); };
-        rows[i] = _mm512_castsi128_si512(row(i));
-        rows[i] = _mm512_inserti32x4(rows[i], row(i + 4), 1);
-        rows[i] = _mm512_inserti32x4(rows[i], row(i + 8), 2);
-        rows[i] = _mm512_inserti32x4(rows[i], row(i + 12), 3);
-    }
-    const __m512i a = _mm512_unpacklo_epi32(rows[0], rows[1]);
-    const __m512i b = _mm512_unpackhi_epi32(rows[0], rows[1]);
-    const __m512i c = _mm512_unpacklo_epi32(rows[2], rows[3]);
-    const __m512i d = _mm512_unpackhi_epi32(rows[2], rows[3]);
-    dwords[0] = _mm512_unpacklo_epi64(a, c); // lane 4*l + i: row i + 4*l
-    dwords[1] = _mm512_unpackhi_epi64(a, c);
-    dwords[2] = _mm512_unpacklo_epi64(b, d);
-    dwords[3] = _mm512_unpackhi_epi64(b, d);
-}
-
-OSTINATO_AVX512 static inline __m512i low_nibbles(__m512i v) {
-    return _mm512_and_si512(v, _mm512_set1_epi8(0x0f));
-}
-
-OSTINATO_AVX512 static inline __m512i high_nibbles(__m512i v) {
-    return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(0x0f));
-}
-
-OSTINATO_AVX512 static inline __m512 scales_of_f16(const uint16_t * scales) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) scales));
-}
-
-// A block of 32 columns of 16 rows: columns 4*j .. 4*j + 3 in codes[j], and the rows' scales.
-struct decoded_tile {
-    __m512i codes[8];
-    __m512  scales;
-};
-
-struct tile_mxfp4 {
-    using block = block_mxfp4;
-
-    OSTINATO_AVX512 static inline void decode(const char * w, size_t row_bytes, decoded_tile & t) {
-        const __m512i values = _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-        __m512i dwords[4];
-        transpose_16_rows(w + offsetof(block, qs), row_bytes, dwords);
-        alignas(64) float scales[16];
-        for (int r = 0; r < 16; ++r) {
-            scales[r] = E8M0.half[((const block *) (w + r*row_bytes))->e];
-        }
-        for (int d = 0; d < 4; ++d) {
-            t.codes[d]     = _mm512_shuffle_epi8(values, low_nibbles(dwords[d]));
-            t.codes[4 + d] = _mm512_shuffle_epi8(values, high_nibbles(dwords[d]));
-        }
-        t.scales = _mm512_load_ps(scales);
-    }
-};
-
-struct tile_q4_0 {
-    using block = block_q4_0;
-
-    OSTINATO_AVX512 static inline void decode(const char * w, size_t row_bytes, decoded_tile & t) {
-        __m512i dwords[4];
-        transpose_16_rows(w + offsetof(block, qs), row_bytes, dwords);
-        alignas(32) uint16_t scales[16];
-        for (int r = 0; r < 16; ++r) {
-            scales[r] = ((const block *) (w + r*row_bytes))->d;
-        }
-        for (int d = 0; d < 4; ++d) {
-            t.codes[d]     = low_nibbles(dwords[d]);
-            t.codes[4 + d] = high_nibbles(dwords[d]);
-        }
-        t.scales = scales_of_f16(scales);
-    }
-};
-
-struct tile_q8_0 {
-    using block = block_q8_0;
-
-    OSTINATO_AVX512 static inline void decode(const char * w, size_t row_bytes, decoded_tile & t) {
-        transpose_16_rows(w + offsetof(block, qs), row_bytes, t.codes);
-        transpose_16_rows(w + offsetof(block, qs) + 16, row_bytes, t.codes + 4);
-        alignas(32) uint16_t scales[16];
-        for (int r = 0; r < 16; ++r) {
-            scales[r] = ((const block *) (w + r*row_bytes))->d;
-        }
-        for (int d = 0; d < 8; ++d) {
-            t.codes[d] = _mm512_xor_si512(t.codes[d], _mm512_set1_epi8((char) 0x80));
-        }
-        t.scales = scales_of_f16(scales);
-    }
-};
-
-OSTINATO_AVX512 static inline void store_tile(const __m512 * sums, float (*out)[16], int n_x) {
-    for (int i = 0; i < n_x; ++i) {
-        alignas(64) float lanes[16];
-        _mm512_store_ps(lanes, sums[i]);
-        for (int r = 0; r < 16; ++r) {
-            out[r][i] = lanes[r];
-        }
-    }
-}
-
-// A cache line of each row of the tile.
-static inline void prefetch_tile(const char * ahead, size_t row_bytes) {
-    for (int r = 0; r < 16; ++r) {
-        prefetch(ahead + r*row_bytes, 64);
-    }
-}
-
-template <typename tile>
-OSTINATO_AVX512 static void dot_split_tile(
-        int64_t n, float (*out)[16], const char * w, size_t row_bytes, const char * ahead, const char * const * x, int n_x) {
-    constexpr size_t BLOCK = sizeof(typename tile::block);
-    __m512 sums[16];
-    for (int i = 0; i < n_x; ++i) {
-        sums[i] = _mm512_setzero_ps();
-    }
-    size_t prefetched = 0;
-    for (int64_t b = 0; b < n/SPLIT_BLOCK; ++b) {
-        if (b*BLOCK >= prefetched) {
-            prefetch_tile(ahead + prefetched, row_bytes);
-            prefetched += 64;
-        }
-        decoded_tile t;
-        tile::decode(w + b*BLOCK, row_bytes, t);
-        for (int i = 0; i < n_x; ++i) {
-            const char * q = x[i] + b*SPLIT_BLOCK;
-            const char * after = x[i] + n;
-            __m512i sum = _mm512_set1_epi32(dword_at(after + (n/SPLIT_BLOCK + b)*sizeof(float)));
-            for (int j = 0; j < 8; ++j) {
-                sum = _mm512_dpbusd_epi32(sum, t.codes[j], _mm512_set1_epi32(dword_at(q + 4*j)));
-            }
-            const __m512 scale = _mm512_mul_ps(t.scales, _mm512_set1_ps(((const float *) after)[b]));
-            sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, sums[i]);
-        }
-    }
-    store_tile(sums, out, n_x);
-}
-
-// bytes[r] holds 16 bytes of row r; afterwards columns[c] holds byte c of the 16 rows.
-OSTINATO_AVX512 static inline void transpose_16_bytes(const __m128i * bytes, __m128i * columns) {
-    __m128i from[16];
-    __m128i to[16];
-    for (int r = 0; r < 16; ++r) {
-        from[r] = bytes[r];
-    }
-    for (int stage = 0; stage < 4; ++stage) { // each interleaves rows that are eight apart
-        for (int r = 0; r < 8; ++r) {
-            to[2*r + 0] = _mm_unpacklo_epi8(from[r], from[r + 8]);
-            to[2*r + 1] = _mm_unpackhi_epi8(from[r], from[r + 8]);
-        }
-        for (int r = 0; r < 16; ++r) {
-            from[r] = to[r];
-        }
-    }
-    for (int c = 0; c < 16; ++c) {
-        columns[c] = from[c];
-    }
-}
-
-OSTINATO_AVX512 static void dot_q4_K_tile(
-        int64_t n, float (*out)[16], const char * w, size_t row_bytes, const char * ahead, const char * const * x, int n_x) {
-    __m512 sums[16];
-    for (int i = 0; i < n_x; ++i) {
-        sums[i] = _mm512_setzero_ps();
-    }
-    for (int64_t b = 0; b < n/QK_K; ++b) {
-        const char * blocks = w + b*sizeof(block_q4_K);
-        for (size_t line = 0; line < sizeof(block_q4_K); line += 64) {
-            prefetch_tile(ahead + b*sizeof(block_q4_K) + line, row_bytes);
-        }
-        const auto block = [&](int r) -> const block_q4_K & { return *(const block_q4_K *) (blocks + r*row_bytes); };
-        __m128i packed[16];
-        alignas(32) uint16_t d[16];
-        alignas(32) uint16_t dmin[16];
-        for (int r = 0; r < 16; ++r) {
-            uint8_t u[16];
-            unpack_q4_K_scales(block(r).scales, u);
-            packed[r] = _mm_loadu_si128((const __m128i *) u);
-            d[r]    = block(r).d;
-            dmin[r] = block(r).dmin;
-        }
-        __m128i columns[16];
-        transpose_16_bytes(packed, columns);
-        const __m512 scale_w = scales_of_f16(d);
-        const __m512 min_w   = scales_of_f16(dmin);
-        __m512 block_sums[16];
-        for (int i = 0; i < n_x; ++i) {
-            block_sums[i] = _mm512_setzero_ps();
-        }
-        for (int j = 0; j < 4; ++j) { // 64 columns: two sub-blocks
-            __m512i dwords[8];
-            transpose_16_rows(blocks + offsetof(block_q4_K, qs) + 32*j, row_bytes, dwords);
-            transpose_16_rows(blocks + offsetof(block_q4_K, qs) + 32*j + 16, row_bytes, dwords + 4);
-            for (int half = 0; half < 2; ++half) {
-                const int s = 2*j + half;
-                __m512i codes[8];
-                for (int c = 0; c < 8; ++c) {
-                    codes[c] = half == 0 ? low_nibbles(dwords[c]) : high_nibbles(dwords[c]);
-                }
-                const __m512 scale = _mm512_mul_ps(scale_w, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(columns[s])));
-                const __m512 min   = _mm512_mul_ps(min_w, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(columns[8 + s])));
-                for (int i = 0; i < n_x; ++i) {
-                    const auto & row = ((const block_q8_K *) x[i])[b];
-                    __m512i sum = _mm512_setzero_si512();
-                    for (int c = 0; c < 8; ++c) {
-                        sum = _mm512_dpbusd_epi32(sum, codes[c], _mm512_set1_epi32(dword_at(row.qs + 32*s + 4*c)));
-                    }
-                    block_sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, block_sums[i]);
-                    block_sums[i] = _mm512_fnmadd_ps(min, _mm512_set1_ps((float) (row.bsums[2*s] + row.bsums[2*s + 1])), block_sums[i]);
-                }
-            }
-        }
-        for (int i = 0; i < n_x; ++i) {
-            sums[i] = _mm512_fmadd_ps(block_sums[i], _mm512_set1_ps(((const block_q8_K *) x[i])[b].d), sums[i]);
-        }
-    }
-    store_tile(sums, out, n_x);
-}
-
-OSTINATO_AVX512 static void dot_q6_K_tile(
-        int64_t n, float (*out)[16], const char * w, size_t row_bytes, const char * ahead, const char * const * x, int n_x) {
-    __m512 sums[16];
-    for (int i = 0; i < n_x; ++i) {
-        sums[i] = _mm512_setzero_ps();
-    }
-    for (int64_t b = 0; b < n/QK_K; ++b) {
-        const char * blocks = w + b*sizeof(block_q6_K);
-        for (size_t line = 0; line < sizeof(block_q6_K); line += 64) {
-            prefetch_tile(ahead + b*sizeof(block_q6_K) + line, row_bytes);
-        }
-        __m128i scales[16];
-        alignas(32) uint16_t d[16];
-        for (int r = 0; r < 16; ++r) {
-            const auto & block = *(const block_q6_K *) (blocks + r*row_bytes);
-            scales[r] = _mm_loadu_si128((const __m128i *) block.scales);
-            d[r]      = block.d;
-        }
-        __m128i columns[16];
-        transpose_16_bytes(scales, columns);
-        const __m512 scale_w = scales_of_f16(d);
-        __m512 block_sums[16];
-        for (int i = 0; i < n_x; ++i) {
-            block_sums[i] = _mm512_setzero_ps();
-        }
-        for (int part = 0; part < 4; ++part) { // 64 columns of each half in which two sixteens of ql meet the same of qh
-            const int half = part/2;
-            const int at   = part % 2*16; // columns l = at .. at + 15 of each run of 32
-            __m512i low[2][4];            // ql of l and l + 32
-            __m512i high[4];
-            const char * ql = blocks + offsetof(block_q6_K, ql) + 64*half + at;
-            transpose_16_rows(ql, row_bytes, low[0]);
-            transpose_16_rows(ql + 32, row_bytes, low[1]);
-            transpose_16_rows(blocks + offsetof(block_q6_K, qh) + 32*half + at, row_bytes, high);
-            for (int run = 0; run < 4; ++run) { // of 32 columns
-                __m512i codes[4];
-                for (int c = 0; c < 4; ++c) {
-                    const __m512i nibbles = run < 2 ? low_nibbles(low[run][c]) : high_nibbles(low[run - 2][c]);
-                    const __m512i bits    = _mm512_and_si512(_mm512_srl_epi16(high[c], _mm_cvtsi32_si128(2*run)), _mm512_set1_epi8(0x03));
-                    codes[c] = _mm512_or_si512(nibbles, _mm512_slli_epi16(bits, 4));
-                }
-                const int s = 8*half + 2*run + part % 2; // of sixteen columns
-                const __m512 scale = _mm512_mul_ps(scale_w, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(columns[s])));
-                for (int i = 0; i < n_x; ++i) {
-                    const auto & row = ((const block_q8_K *) x[i])[b];
-                    __m512i sum = _mm512_set1_epi32(-32*row.bsums[s]); // quants are stored with 32 added
-                    for (int c = 0; c < 4; ++c) {
-                        sum = _mm512_dpbusd_epi32(sum, codes[c], _mm512_set1_epi32(dword_at(row.qs + 16*s + 4*c)));
-                    }
-                    block_sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, block_sums[i]);
-                }
-            }
-        }
-        for (int i = 0; i < n_x; ++i) {
-            sums[i] = _mm512_fmadd_ps(block_sums[i], _mm512_set1_ps(((const block_q8_K *) x[i])[b].d), sums[i]);
-        }
-    }
-    store_tile(sums, out, n_x);
 }
 
 #define OSTINATO_DOT(NAME, CALL)                                                                                                         \
@@ -569,22 +290,68 @@ static bool has_avx512_vnni() {
     return found;
 }
 
-#define OSTINATO_TILES_TARGET __attribute__((target("avx2,fma,f16c")))
+// Input rows of `is_split`.
+struct split_inputs {
+    const char * const * x;
+    int64_t n;
+
+    split_inputs(const char * const * x, int, int64_t n, int32_t) : x(x), n(n) {}
+
+    const char * quants(int i, int64_t b) const { return x[i] + b*SPLIT_BLOCK; }
+    float scale(int i, int64_t b) const { return ((const float *) (x[i] + n))[b]; }
+    int32_t start(int i, int64_t b) const { return dword_at(x[i] + n + (n/SPLIT_BLOCK + b)*sizeof(float)); }
+};
+
+// Input rows of Q8_0 blocks. What a tile needs beyond their quants is computed once for both of its halves.
+class q8_0_inputs {
+public:
+    OSTINATO_AVX2 q8_0_inputs(const char * const * x, int n_x, int64_t n, int32_t offset) : x(x) {
+        const __m256i ones = _mm256_set1_epi8(1);
+        for (int i = 0; i < n_x; ++i) {
+            const auto * blocks = (const block_q8_0 *) x[i];
+            for (int64_t b = 0; b < n/SPLIT_BLOCK; ++b) {
+                const __m256i q      = _mm256_loadu_si256((const __m256i *) blocks[b].qs);
+                const __m256i eights = _mm256_madd_epi16(_mm256_maddubs_epi16(ones, q), _mm256_set1_epi16(1));
+                const __m128i fours  = _mm_add_epi32(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+                const __m128i twos   = _mm_add_epi32(fours, _mm_shuffle_epi32(fours, 0x4e));
+                starts[i][b] = -offset*_mm_cvtsi128_si32(_mm_add_epi32(twos, _mm_shuffle_epi32(twos, 0xb1)));
+                scales[i][b] = _cvtsh_ss(blocks[b].d);
+            }
+        }
+    }
+
+    const char * quants(int i, int64_t b) const { return (const char *) ((const block_q8_0 *) x[i])[b].qs; }
+    float scale(int i, int64_t b) const { return scales[i][b]; }
+    int32_t start(int i, int64_t b) const { return starts[i][b]; }
+
+private:
+    const char * const * x;
+    float   scales[16][MAX_COLUMNS/SPLIT_BLOCK];
+    int32_t starts[16][MAX_COLUMNS/SPLIT_BLOCK];
+};
+
+#define OSTINATO_TILES avx512
+#define OSTINATO_TILES_TARGET OSTINATO_AVX512
+#define OSTINATO_TILES_BITS 512
+#define OSTINATO_TILES_INPUTS split_inputs
+#define OSTINATO_TILES_DOT(sum, u, s) _mm512_dpbusd_epi32(sum, u, s)
+#include "row-tiles.h"
+
 #define OSTINATO_TILES avx2
+#define OSTINATO_TILES_TARGET OSTINATO_AVX2
+#define OSTINATO_TILES_BITS 256
+#define OSTINATO_TILES_INPUTS q8_0_inputs
 #define OSTINATO_TILES_DOT(sum, u, s) _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)))
-#include "row-tiles-256.h"
-#undef OSTINATO_TILES
-#undef OSTINATO_TILES_DOT
-#undef OSTINATO_TILES_TARGET
+#include "row-tiles.h"
 
 #if defined(__clang__) || __GNUC__ >= 11
-#define OSTINATO_TILES_TARGET __attribute__((target("avxvnni,avx2,fma,f16c")))
+#define OSTINATO_AVX_VNNI 1
 #define OSTINATO_TILES avxvnni
+#define OSTINATO_TILES_TARGET __attribute__((target("avxvnni,avx2,fma,f16c")))
+#define OSTINATO_TILES_BITS 256
+#define OSTINATO_TILES_INPUTS q8_0_inputs
 #define OSTINATO_TILES_DOT(sum, u, s) _mm256_dpbusd_avx_epi32(sum, u, s)
-#include "row-tiles-256.h"
-#undef OSTINATO_TILES
-#undef OSTINATO_TILES_DOT
-#undef OSTINATO_TILES_TARGET
+#include "row-tiles.h"
 
 // Leaf 7.1 of cpuid: the compiler's own test for it is younger than the instructions.
 static bool has_avx_vnni() {
@@ -594,7 +361,6 @@ static bool has_avx_vnni() {
     unsigned edx = 0;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & (1u << 4)) && __builtin_cpu_supports("avx2");
 }
-#define OSTINATO_AVX_VNNI 1
 #endif
 
 static bool has_avx2() {
@@ -605,28 +371,14 @@ static void set_tile_of_256_bits(ostinato_row_kernel & kernel) {
 #ifdef OSTINATO_AVX_VNNI
     static const bool is_vnni = has_avx_vnni();
     if (is_vnni) {
-        switch (kernel.type) {
-            case GGML_TYPE_MXFP4: kernel.tile = avxvnni::split_tile<avxvnni::tile_mxfp4>; break;
-            case GGML_TYPE_Q4_0:  kernel.tile = avxvnni::split_tile<avxvnni::tile_q4_0>;  break;
-            case GGML_TYPE_Q8_0:  kernel.tile = avxvnni::split_tile<avxvnni::tile_q8_0>;  break;
-            case GGML_TYPE_Q4_K:  kernel.tile = avxvnni::twice<avxvnni::q4_K_rows>;       break;
-            case GGML_TYPE_Q6_K:  kernel.tile = avxvnni::twice<avxvnni::q6_K_rows>;       break;
-            default: break;
-        }
+        kernel.tile = avxvnni::tile_of(kernel.type);
         return;
     }
 #endif
     static const bool is_avx2 = has_avx2();
-    if (!is_avx2) {
-        return;
-    }
-    kernel.tile_from = 4;
-    switch (kernel.type) { // products of Q8_0 are too large for sums of 16 bits
-        case GGML_TYPE_MXFP4: kernel.tile = avx2::split_tile<avx2::tile_mxfp4>; break;
-        case GGML_TYPE_Q4_0:  kernel.tile = avx2::split_tile<avx2::tile_q4_0>;  break;
-        case GGML_TYPE_Q4_K:  kernel.tile = avx2::twice<avx2::q4_K_rows>; kernel.tile_from = 8; break; // ggml's are as fast with fewer
-        case GGML_TYPE_Q6_K:  kernel.tile = avx2::twice<avx2::q6_K_rows>;       break;
-        default: break;
+    if (is_avx2 && kernel.type != GGML_TYPE_Q8_0) { // its products are too large for sums of 16 bits
+        kernel.tile      = avx2::tile_of(kernel.type);
+        kernel.tile_from = kernel.type == GGML_TYPE_Q4_K ? 8 : 4; // ggml's are as fast with fewer
     }
 }
 
@@ -640,13 +392,14 @@ ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, in
 #ifdef OSTINATO_X86
     if (most_bits >= 512 && has_avx512_vnni()) {
         switch (type) {
-            case GGML_TYPE_MXFP4: kernel.dot = dot_mxfp4;     kernel.tile = dot_split_tile<tile_mxfp4>; break;
-            case GGML_TYPE_Q4_0:  kernel.dot = dot_q4_0;      kernel.tile = dot_split_tile<tile_q4_0>;  break;
-            case GGML_TYPE_Q8_0:  kernel.dot = dot_q8_0;      kernel.tile = dot_split_tile<tile_q8_0>;  break;
-            case GGML_TYPE_Q4_K:  kernel.dot = dot_q4_K_rows; kernel.tile = dot_q4_K_tile;              break;
-            case GGML_TYPE_Q6_K:  kernel.dot = dot_q6_K_rows; kernel.tile = dot_q6_K_tile;              break;
+            case GGML_TYPE_MXFP4: kernel.dot = dot_mxfp4;     break;
+            case GGML_TYPE_Q4_0:  kernel.dot = dot_q4_0;      break;
+            case GGML_TYPE_Q8_0:  kernel.dot = dot_q8_0;      break;
+            case GGML_TYPE_Q4_K:  kernel.dot = dot_q4_K_rows; break;
+            case GGML_TYPE_Q6_K:  kernel.dot = dot_q6_K_rows; break;
             default: break;
         }
+        kernel.tile = avx512::tile_of(type);
         if (kernel.dot && kernel.input == GGML_TYPE_Q8_0) {
             kernel.is_split = columns % (2*SPLIT_BLOCK) == 0;
             kernel.dot      = kernel.is_split ? kernel.dot : nullptr;
