@@ -12,8 +12,8 @@ from pathlib import Path
 from .environment import Environment
 from .steps import InstallError
 
-_BUILD_ENTRIES = ("types", "virtualenv", "installer.log")
-"""What the installer leaves in the checkout's build folder."""
+_BUILD_ENTRIES = ("types", "virtualenv", "aider", "installer.log")
+"""What the installer and the tests leave in the checkout's build folder."""
 _CHECK_CACHES = (".hypothesis", ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 """What `installer test` leaves in the checkout."""
 

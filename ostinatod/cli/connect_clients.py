@@ -84,7 +84,7 @@ def clients() -> Mapping[str, Client]:
         Client("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", "openai", _pi),
         Client("cline", "Cline", "cline", "npm install -g cline", "openai", _cline),
         Client("continue", "Continue", "cn", "npm install -g @continuedev/cli", "openai", _continue),
-        Client("aider", "aider", "aider", "pip install aider-chat", "ollama", _aider),
+        Client("aider", "aider", "aider", "pip install aider-chat", "openai", _aider),
         Client("llm", "llm", "llm", "pip install llm llm-ollama", "ollama", _llm),
         Client("zed", "Zed", None, "https://zed.dev", "ollama", _zed),
         Client("roo", "Roo Code", None, "the VS Code marketplace", "ollama", _by_address),
@@ -203,10 +203,19 @@ def _continue(target: Target) -> Connection:
 
 
 def _aider(target: Target) -> Connection:
-    keys = {"OLLAMA_API_KEY": target.api_key} if target.api_key else {}
+    # By itself it learns the window in Ollama's dialect only, where its library repeats what is refused for a minute.
+    model = f"openai/{target.model}"
+    limits = {
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "max_input_tokens": target.context_tokens,
+        "max_output_tokens": target.output_tokens,
+    }
+    file = target.own_files / "aider.json"
     return Connection(
-        environment={"OLLAMA_API_BASE": target.base_url, **keys},
-        arguments=("--model", f"ollama_chat/{target.model}"),
+        environment={"OPENAI_API_BASE": f"{target.base_url}/v1", "OPENAI_API_KEY": target.sent_key},
+        arguments=("--model", model, "--model-metadata-file", str(file)),
+        files=(FileChange(file, {model: limits}, own=True),),
     )
 
 

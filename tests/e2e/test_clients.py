@@ -168,14 +168,34 @@ def anthropic_sdk(daemon: RunningDaemon) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_both_sdks_find_the_model_and_how_much_fits(
-    openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
+def test_each_sdk_finds_the_model_and_how_much_fits(
+    client: ollama.Client, openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
 ) -> None:
+    assert [model.model for model in client.list().models] == ["tiny"]
+    shown = client.show("tiny")
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["qwen3moe.context_length"] == 8192
+    assert "tools" in (shown.capabilities or ())
     (told,) = openai_sdk.models.list()
     assert (told.id, told.model_extra and told.model_extra["context_window"]) == ("tiny", 8192)
     assert openai_sdk.models.retrieve("tiny") == told
     (found,) = anthropic_sdk.models.list()
     assert (found.id, anthropic_sdk.models.retrieve("tiny").id) == ("tiny", "tiny")
+
+
+def test_an_overflow_is_told_to_each_sdk_in_its_own_words(
+    openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
+) -> None:
+    told: Any = said("word " * 9000)
+    for stream in (True, False):
+        with pytest.raises(openai.BadRequestError, match="exceeds the available context size") as refused:
+            openai_sdk.chat.completions.create(model="tiny", messages=told, stream=stream)
+        assert refused.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match="exceeds the available context size") as refused:
+            openai_sdk.responses.create(model="tiny", input=told, stream=stream)
+        assert refused.value.code == "context_length_exceeded"
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8192 maximum"):
+            anthropic_sdk.messages.create(model="tiny", max_tokens=10, messages=told, stream=stream)
 
 
 def test_a_stream_that_a_client_closes_frees_the_engine(

@@ -1,4 +1,4 @@
-"""Coding agents as npm and PyPI have them, started by `ostinato launch` on a daemon with a scripted engine.
+"""Coding agents as npm has them, started by `ostinato launch` on a daemon with a scripted engine.
 
 Not part of the usual run: the packages take gigabytes. Install what is to be tried, and name the folders of programs:
 
@@ -51,7 +51,7 @@ class Agent:
     program: str
     before: tuple[str, ...]
     """Arguments before the task."""
-    tool: str | None
+    tool: str
     arguments: dict[str, Any]
     """Of the tool call."""
     silence: str = ""
@@ -62,8 +62,6 @@ class Agent:
     """Arguments that open it in a terminal, for an agent that goes on with a conversation there only."""
     interface: str = ""
     """What is on the screen then."""
-    rewrites: str = ""
-    """What it changes in its own prompt from turn to turn."""
 
     @property
     def tool_call(self) -> str:
@@ -74,7 +72,6 @@ class Agent:
 
 COMMAND = "expr 40000 + 242"
 RESULT = "40242"
-AIDER = ("--yes-always", "--no-git", "--no-check-update", "--no-show-model-warnings")
 AGENTS = (
     Agent(
         "claude",
@@ -126,16 +123,6 @@ AGENTS = (
         interface="Auto-approve",
     ),
     Agent("continue", "cn", ("--auto", "-p"), "Bash", {"command": COMMAND}, again=("--auto", "--resume", "-p")),
-    Agent(
-        "aider",
-        "aider",
-        (*AIDER, "--message"),
-        None,
-        {},
-        terminal=(*AIDER, "--no-pretty"),
-        interface="Repo-map",
-        rewrites="its reminder of the answer's format stands behind the latest message, and moves with it",
-    ),
 )
 
 
@@ -181,7 +168,7 @@ class Bench:
     def start(self, agent: Agent, task: str, *, again: bool = False) -> subprocess.Popen[str]:
         """Start the agent on a task; `again` goes on with its last conversation."""
         return subprocess.Popen(
-            # In aider a message that begins with ! is a command for its own shell.
+            # A task that begins with ! could be taken for a command of the agent's own shell.
             self.command(agent, *(agent.again if again else agent.before), f"Now:\n{task}"),
             cwd=self.work,
             env=self.environment(TERM="dumb", CI="1"),
@@ -311,9 +298,6 @@ def test_the_next_turn_of_an_agent_reads_only_what_is_new(reading_bench: Bench, 
     figures = ("kind", "new_tokens", "reused_tokens", "ttft_ms", "prefix_break")
     print([[request[name] for name in figures] for request in turns])
     latest, first = turns[0], turns[-1]
-    if agent.rewrites:
-        assert latest["prefix_break"]["reason"] == "message", agent.rewrites
-        return
     assert latest["prefix_break"] is None
     assert latest["reused_tokens"] >= 0.9 * first["new_tokens"]
     assert latest["new_tokens"] < 0.1 * first["new_tokens"]
@@ -321,19 +305,18 @@ def test_the_next_turn_of_an_agent_reads_only_what_is_new(reading_bench: Bench, 
 
 @pytest.mark.timeout(PATIENCE_S + 60)
 def test_an_agent_chats_and_uses_its_tool(bench: Bench, agent: Agent) -> None:
-    code, output = bench.run(agent, agent.tool_call if agent.tool else "Say hello.")
+    code, output = bench.run(agent, agent.tool_call)
     print(output[-3000:])
     assert code == 0
-    assert bench.events("begin") >= (2 if agent.tool else 1)
-    if agent.tool:
-        assert RESULT in output
-        assert "told:" in output
-        # What the engine had read for the call is still the beginning of what it reads after it.
-        requests = bench.daemon.http.get("/ostinato/requests").json()["requests"]
-        print([(request["kind"], request["prefix_break"]) for request in requests])
-        after_tool = [request for request in requests if request["kind"] == "after_tool"]
-        assert after_tool
-        assert [request["prefix_break"] for request in after_tool] == [None] * len(after_tool)
+    assert bench.events("begin") >= 2
+    assert RESULT in output
+    assert "told:" in output
+    # What the engine had read for the call is still the beginning of what it reads after it.
+    requests = bench.daemon.http.get("/ostinato/requests").json()["requests"]
+    print([(request["kind"], request["prefix_break"]) for request in requests])
+    after_tool = [request for request in requests if request["kind"] == "after_tool"]
+    assert after_tool
+    assert [request["prefix_break"] for request in after_tool] == [None] * len(after_tool)
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)

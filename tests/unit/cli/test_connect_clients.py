@@ -156,11 +156,23 @@ def test_continue_reads_a_file_of_ours() -> None:
     ]
 
 
-def test_aider_and_llm_speak_ollama() -> None:
-    assert connected("aider", KEYED) == Connection(
-        environment={"OLLAMA_API_BASE": "http://127.0.0.1:11435", "OLLAMA_API_KEY": "ost_secret"},
-        arguments=("--model", "ollama_chat/org/repo:Q4_K_M"),
+def test_aider_gets_a_file_of_its_own_with_the_window() -> None:
+    connection = connected("aider", KEYED)
+    assert connection.environment == {
+        "OPENAI_API_BASE": "http://127.0.0.1:11435/v1",
+        "OPENAI_API_KEY": "ost_secret",
+    }
+    (change,) = connection.files
+    assert change.own
+    assert change.path.parent == KEYED.own_files
+    assert change.values["openai/org/repo:Q4_K_M"]["max_input_tokens"] == KEYED.context_tokens
+    assert connection.arguments == (
+        *("--model", "openai/org/repo:Q4_K_M"),
+        *("--model-metadata-file", str(change.path)),
     )
+
+
+def test_llm_speaks_ollama() -> None:
     assert connected("llm") == Connection(
         environment={"OLLAMA_HOST": "http://127.0.0.1:11435"}, arguments=("-m", "ollama/org/repo:Q4_K_M")
     )

@@ -13,7 +13,7 @@ from ostinatod.cli.app import cli
 from ostinatod.learning.calibrations import Calibration, Calibrations, DeviceSpeeds
 from ostinatod.learning.database import LearningDatabase
 from ostinatod.machine.profile import machine_fingerprint
-from ostinatod.profiles.calibration import CpuBranch
+from ostinatod.profiles.calibration import CpuBranch, DecodeOverlap
 from tests.fakes.daemon import FakeDaemon
 from tests.unit.cli.conftest import Invoke
 
@@ -137,7 +137,11 @@ def test_the_profile_needs_no_daemon() -> None:
 @pytest.mark.usefixtures("home")
 def test_the_profile_shows_what_engines_measured() -> None:
     calibration = Calibration(
-        (CpuBranch(13_400_000, 0.02, 0.18, 5000, 0.004),), (DeviceSpeeds("CUDA0", 75.0, 30.0, 54.0),), 0.07
+        (CpuBranch(13_400_000, 0.02, 0.18, 5000, 0.004),),
+        (DeviceSpeeds("CUDA0", 75.0, 30.0, 54.0),),
+        0.07,
+        DecodeOverlap(5000, 0.375, 0.1, 0.12),
+        0.9,
     )
     database = LearningDatabase(locations.learning_file())
     Calibrations(database, machine_fingerprint).keep("ab" * 32, "cd" * 32, calibration)
@@ -146,3 +150,7 @@ def test_the_profile_shows_what_engines_measured() -> None:
     assert "0.020 + 0.180 r ms, within 0.004 ms" in shown
     assert "75.0 GB/s with one row, 30.0 GB/s with 16, 54.0 GB/s over the link" in shown
     assert "+7% of what these speeds say" in shown
+    assert "the GPU works meanwhile for 38% of it; a cold route adds 0.120 ms to a token" in shown
+    assert "90% of the experts copied ahead were then chosen" in shown
+    (told,) = json.loads(CliRunner().invoke(cli, ["profile", "--json"]).stdout)["calibrations"]
+    assert (told["overlap"]["hidden_share"], told["foreseen_share"]) == (0.375, 0.9)
