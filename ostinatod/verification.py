@@ -2,7 +2,8 @@
 
 Runs as a program of its own, since it loads a model into its process: `python -m ostinatod.verification LIBRARIES MODEL
 BACKEND`. Evaluates the same tokens with llama.cpp's own nodes and under several placements, and prints JSON objects,
-one a line: {"step": text} while it works, then {"noise", "cases": [{"placement", "nmse", "same_token", "repeats"}]}.
+one a line: {"step": text} while it works, then {"noise", "cases": [{"placement", "nmse", "same_token", "repeats"}]}, or
+{"error", "hint"} where the engine refuses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinatod.bindings import Bindings, PlacementOptions, load_bindings
+from ostinatod.errors import EngineError
 
 PASSES = (1, 3, 8, 33, 128, 1, 1)
 """Tokens of the successive forward passes: one row per expert, a few, and many."""
@@ -119,14 +121,20 @@ def _tell(step: str) -> None:
     print(json.dumps({"step": step}), flush=True)
 
 
-def main(libraries: str, model: str, backend: str) -> None:
-    """The program."""
-    bindings = load_bindings(Path(libraries))
-    bindings.start()
-    bindings.count_routes(True)
-    bindings.configure(placement=PlacementOptions())
-    print(json.dumps(compare(bindings, Path(model), on_gpu=backend == "cuda")), flush=True)
+def main(libraries: str, model: str, backend: str) -> int:
+    """The program; its exit code."""
+    try:
+        bindings = load_bindings(Path(libraries))
+        bindings.start()
+        bindings.count_routes(True)
+        # What is borrowed depends on time: the same tokens may round differently with it, wherever experts are.
+        bindings.configure(placement=PlacementOptions(borrow_percent=-1))
+        print(json.dumps(compare(bindings, Path(model), on_gpu=backend == "cuda")), flush=True)
+    except EngineError as error:
+        print(json.dumps({"error": error.message, "hint": error.hint}), flush=True)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

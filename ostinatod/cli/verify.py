@@ -42,7 +42,7 @@ def verify(cli: Cli, model: str, as_json: bool) -> None:
     if not record.shape.n_experts:
         raise RequestError(f"{record.name} has no experts to place", hint="Models with experts: ostinato list")
     build = find_engine()
-    result = _run(build.library_directory, record.parts[0], build.backend)
+    result = run_comparison(build.library_directory, record.parts[0], build.backend)
     same = all(is_same(case, result["noise"]) for case in result["cases"])
     if as_json:
         print_json({"model": record.name, "verdict": "same" if same else "differs", **result})
@@ -65,20 +65,28 @@ def _row(case: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return case["placement"], nmse, f"{100 * case['same_token']:.1f} %", "yes" if case["repeats"] else "NO"
 
 
-def _run(libraries: Path, model: Path, backend: str) -> dict[str, Any]:
-    """The comparison in a process of its own: a model that crashes it must not take the command along."""
+def run_comparison(libraries: Path, model: Path, backend: str) -> dict[str, Any]:
+    """The comparison in a process of its own: a model that crashes it must not take the command along.
+
+    Raises EngineError where it fails.
+    """
     command = [sys.executable, "-m", "ostinatod.verification", str(libraries), str(model), backend]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         result: dict[str, Any] | None = None
+        refused: EngineError | None = None
         for line in process.stdout:
             told = json.loads(line)
-            if "step" in told:
+            if "error" in told:
+                refused = EngineError(f"the comparison failed: {told['error']}", hint=told["hint"])
+            elif "step" in told:
                 say(f"evaluating: {told['step']}")
             else:
                 result = told
         errors = process.stderr.read()
+    if refused is not None:
+        raise refused
     if process.returncode != 0 or result is None:
         last = errors.strip().splitlines()[-1:] or [f"it ended with status {process.returncode}"]
         raise EngineError(f"the comparison failed: {last[0]}")

@@ -103,13 +103,13 @@ def choose_by_memory(needs: ModelNeeds, free_bytes: Sequence[int] | None) -> Exp
         return ExpertChoice("stock", "the engine sees no GPU")
     room = sum(max(0, free - RESERVE_BYTES - needs.compute_bytes) for free in free_bytes)
     n_gpus = f"{len(free_bytes)} GPU{'s' if len(free_bytes) > 1 else ''}"
-    place = f"the {_gib(room)} that {n_gpus} with {_gib(sum(free_bytes))} free can hold beside buffers and reserve"
+    place = f"the {_size(room)} that {n_gpus} with {_size(sum(free_bytes))} free can hold beside buffers and reserve"
     if needs.resident_bytes > room:
-        return ExpertChoice("stock", f"dense weights and KV cache ({_gib(needs.resident_bytes)}) do not fit {place}")
+        return ExpertChoice("stock", f"dense weights and KV cache ({_size(needs.resident_bytes)}) do not fit {place}")
     whole = needs.experts_bytes + needs.resident_bytes
     if whole > room:
-        return ExpertChoice("pool", f"weights and KV cache ({_gib(whole)}) do not fit {place}")
-    return ExpertChoice("stock", f"weights and KV cache ({_gib(whole)}) fit {place}: all layers are on the GPUs")
+        return ExpertChoice("pool", f"weights and KV cache ({_size(whole)}) do not fit {place}")
+    return ExpertChoice("stock", f"weights and KV cache ({_size(whole)}) fit {place}: all layers are on the GPUs")
 
 
 def why_refused(status: Mapping[str, Any] | None) -> str | None:
@@ -126,5 +126,5 @@ def why_refused(status: Mapping[str, Any] | None) -> str | None:
     return "none of its layers with experts is on a GPU" if devices else "the engine does not say why"
 
 
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / _GIB:.1f} GiB"
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB else f"{size_bytes / 1024**2:.0f} MiB"

@@ -21,6 +21,11 @@ def gib(size: float | None, symbols: Symbols) -> str:
     return f"{size / _GIB:.1f} GiB" if size < 999 * _GIB else f"{size / _GIB / 1024:.1f} TiB"
 
 
+def in_gib(size: int) -> str:
+    """Bytes in GiB where the unit stands elsewhere: 22.1, and 0.014 where one digit would show nothing."""
+    return f"{size / _GIB:.{3 if 0 < size < _GIB / 10 else 1}f}"
+
+
 def file_size(size: int, done: int | None = None) -> str:
     """Bytes of files as hubs and disks count them: 142.0 GB, 38 MB; with a part that is done, 18.2/142.0 GB."""
     scale, unit, digits = (1e9, "GB", 1) if size >= 1e9 else (1e6, "MB", 0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinatod.client_dashboard_values import DeviceMemory, ModelState
-from ostinatod.client_values import Json
+from ostinatod.client_json import Json
 from ostinatod.tui.view.charts import meter, stacked
 from ostinatod.tui.view.empty import key_hint, sentence, unreachable
-from ostinatod.tui.view.figures import exact, gib
+from ostinatod.tui.view.figures import exact, gib, in_gib
 from ostinatod.tui.view.lines import EMPTY, Line, Span, ends, fit, line, mark, span, width_of
 from ostinatod.tui.view.state import View
 from ostinatod.tui.view.symbols import USES, Symbols
@@ -86,7 +86,7 @@ def _figures(parts: Sequence[Parts], symbols: Symbols, width: int) -> list[Line]
     rows: list[Line] = [tuple(head)]
     for at, device in enumerate(parts):
         sizes = dict(device)
-        cells = (f"{sizes[use] / 1024**3:.1f}" if use in sizes else symbols.missing for use in uses)
+        cells = (in_gib(sizes[use]) if use in sizes else symbols.missing for use in uses)
         told = (mark(cell.rjust(column)) for cell, column in zip(cells, columns, strict=True))
         rows.append((mark(f"GPU {at}".ljust(_LABEL), "dim"), *told))
     return rows
@@ -130,7 +130,7 @@ def _legend(parts: Sequence[tuple[str, int]], symbols: Symbols, width: int) -> l
     row: list[Span] = []
     for use, size in parts:
         entry = [mark(symbols.uses[use], f"use_{use}"), mark(f" {_LONG_WORDS.get(use, use)}", "dim")]
-        entry += [mark(f" {size / 1024**3:.1f}"), mark("  ")]
+        entry += [mark(f" {in_gib(size)}"), mark("  ")]
         if row and width_of((*row, *entry)) > width + 2:
             lines.append(tuple(row))
             row = []

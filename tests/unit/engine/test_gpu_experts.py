@@ -18,6 +18,7 @@ from ostinatod.engine.gpu_experts import (
     why_refused,
 )
 
+MIB = 1024**2
 GIB = 1024**3
 
 
@@ -100,6 +101,15 @@ def test_unknown_memory_is_stock_and_said_so(free: list[int] | None, said: str) 
     choice = choose_by_memory(ModelNeeds(100 * GIB, GIB, 0), free)
     assert choice.chosen == "stock"
     assert said in choice.reason
+
+
+def test_the_reason_tells_small_models_from_small_gpus() -> None:
+    # 2,048 MiB free - 1,536 reserve - 20 buffers = 492 MiB.
+    needs = ModelNeeds(experts_bytes=450 * MIB, resident_bytes=50 * MIB, compute_bytes=20 * MIB)
+    assert choose_by_memory(needs, [2048 * MIB]).reason == (
+        "weights and KV cache (500 MiB) do not fit the 492 MiB that 1 GPU with 2.0 GiB free can hold beside buffers "
+        "and reserve"
+    )
 
 
 def test_the_reason_tells_what_was_compared() -> None:

@@ -120,6 +120,15 @@ def test_every_use_of_memory_that_the_engine_tells_has_a_place_and_a_sign_of_its
     assert view.reading.daemon.models[0].host_bytes == (("weights", 70 * GIB),)
 
 
+@pytest.mark.parametrize("height", [4, 8])
+def test_memory_of_a_few_mebibytes_is_not_shown_as_nothing(height: int) -> None:
+    device = {**states.device("CUDA0", 140, 139), "pool_bytes": 14 * 1024**2, "staging_bytes": 2 * 1024**2}
+    view = view_of(states.model("m", engine={"memory": {"devices": [device]}}))
+    shown = "\n".join(texts(memory_lines(view, 60, height)))
+    assert "0.014" in shown  # 14 / 1024
+    assert "0.002" in shown
+
+
 def test_an_engine_without_a_gpu_tells_its_host_memory_by_use() -> None:
     host = {"weights_bytes": 36 * 1024**2, "kv_bytes": 34 * 1024**2, "compute_bytes": 21 * 1024**2}
     view = view_of(states.model("m", engine={"memory": {"devices": [], "host": host}}))
