@@ -80,6 +80,7 @@ def planned_rows(
         Planned(Setting("everything on the GPU", "stock", threads=threads)),
         stock("none", SMALL_BATCH),
         hot("choice per expert"),
+        hot("the same without prefetch", prefetch_us=-1),
         hot("split only", upload_tokens=NEVER),
         hot("upload only", upload_tokens=SMALL_BATCH, upload_all_tokens=SMALL_BATCH),
         hot("single threshold", upload_tokens=LARGE_BATCH, upload_all_tokens=LARGE_BATCH),

@@ -22,20 +22,28 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinatod import bindings_abi as abi
+from ostinatod.bindings_abi import ABI_VERSION, BINDINGS_VERSION, LLAMA_CPP_COMMIT, check_abi
 from ostinatod.errors import AbiMismatch, EngineError
 from ostinatod.profiles.residency import ExpertLayout, Residency, hot_lists
 
-ABI_VERSION = 5
-"""OSTINATO_ABI_VERSION of the header this module was written against."""
-
-BINDINGS_VERSION = "0.3.36"
-"""The llama-cpp-python release whose sdist the engine is built from."""
-
-LLAMA_CPP_COMMIT = "0c1e57098"
-"""The llama.cpp commit inside that sdist."""
+__all__ = [
+    "ABI_VERSION",
+    "BINDINGS_VERSION",
+    "EXPERT_TENSORS",
+    "LLAMA_CPP_COMMIT",
+    "NEVER",
+    "Bindings",
+    "DeviceStatus",
+    "PlacementOptions",
+    "ResidencyState",
+    "ResidencyStatus",
+    "RouteCounts",
+    "check_abi",
+    "load_bindings",
+]
 
 _LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
-_REBUILD = "Run `ostinato engine build` to build the engine and its bindings anew."
 
 _LOG_LEVEL_ERROR = 4
 """GGML_LOG_LEVEL_ERROR"""
@@ -44,86 +52,6 @@ _LOG_LEVEL_CONTINUED = 5
 
 EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of the tensors that hold a layer's experts, as llama.cpp's --cpu-moe matches them."""
-
-# ostinato_struct ids, in the order of the header, with the class that mirrors each.
-_MIRRORED_STRUCTS = ("llama_model_params", "llama_context_params", "llama_batch")
-
-
-class _RouteShape(ctypes.Structure):
-    _fields_ = (("n_layers", ctypes.c_int32), ("n_experts", ctypes.c_int32))
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("fingerprint", ctypes.c_char_p),
-        ("residency_file", ctypes.c_char_p),
-        ("two_branches", ctypes.c_bool),
-        ("pool_bytes", ctypes.c_uint64),
-        ("margin_bytes", ctypes.c_uint64),
-        ("pin_bytes", ctypes.c_uint64),
-        ("n_threads", ctypes.c_int32),
-        ("timeout_ms", ctypes.c_uint32),
-        ("upload_tokens", ctypes.c_uint32),
-        ("upload_all_tokens", ctypes.c_uint32),
-        ("link_percent", ctypes.c_int32),
-        ("borrow_percent", ctypes.c_int32),
-    )
-
-
-class _BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override"""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
-
-
-class _DeviceStatus(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char * 32),
-        ("is_gpu", ctypes.c_bool),
-        ("pool_capacity", ctypes.c_uint64),
-        ("pool_used", ctypes.c_uint64),
-        ("n_published", ctypes.c_uint64),
-        ("n_cold", ctypes.c_uint64),
-        ("waited_ns", ctypes.c_uint64),
-        ("n_cpu", ctypes.c_uint64),
-        ("cpu_busy_ns", ctypes.c_uint64),
-        ("n_uploaded", ctypes.c_uint64),
-        ("uploaded_bytes", ctypes.c_uint64),
-        ("staging_bytes", ctypes.c_uint64),
-        ("cpu_row_bytes_per_s", ctypes.c_double),
-        ("cpu_rows_bytes_per_s", ctypes.c_double),
-        ("link_bytes_per_s", ctypes.c_double),
-        ("n_linked", ctypes.c_uint64),
-        ("link_columns", ctypes.c_int32),
-        ("hidden_columns", ctypes.c_int32),
-        ("borrowed_bytes", ctypes.c_uint64),
-        ("n_borrowed", ctypes.c_uint64),
-        ("graph_captures", ctypes.c_uint64),
-        ("graph_replays", ctypes.c_uint64),
-        ("direct_passes", ctypes.c_uint64),
-    )
-
-
-class _ResidencyFacts(ctypes.Structure):
-    _fields_ = (
-        ("fingerprint", ctypes.c_char_p),
-        ("provenance", ctypes.c_char_p),
-        ("generation", ctypes.c_uint64),
-        ("created_at_s", ctypes.c_uint64),
-        ("n_hot", ctypes.c_uint64),
-        ("n_layers", ctypes.c_int32),
-        ("n_experts", ctypes.c_int32),
-    )
-
-
-class _ResidencyStatus(ctypes.Structure):
-    _fields_ = (
-        ("state", ctypes.c_int),
-        ("generation", ctypes.c_uint64),
-        ("n_hot", ctypes.c_uint64),
-        ("pool_bytes", ctypes.c_uint64),
-    )
-
 
 ResidencyState = Literal["none", "applied", "refused"]
 _RESIDENCY_STATES: tuple[ResidencyState, ...] = ("none", "applied", "refused")
@@ -160,6 +88,7 @@ class PlacementOptions:
     upload_all_tokens  in passes of so many, the CPU branch gets only what cannot be uploaded
     link_percent     of a cold expert's hidden columns, which the GPU reads in place in steps of few tokens; -1 for none
     borrow_percent   of the memory in which prefill stages uploads, lent to cold experts in decode; -1 for none
+    prefetch_us      of the link, for a layer's uploads before its router has run; -1 for no prefetch
     """
 
     two_branches: bool = False
@@ -172,6 +101,7 @@ class PlacementOptions:
     upload_all_tokens: int = 0
     link_percent: int = 0
     borrow_percent: int = 0
+    prefetch_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +140,14 @@ class DeviceStatus:
     """passes that replayed one"""
     direct_passes: int
     """passes submitted operator by operator"""
+    prefetched: int
+    """experts copied before their layer's router had run"""
+    foreseen: int
+    """of these, those that the router chose"""
+    decode_waited_ns: int
+    """of waited_ns, in steps of one token"""
+    decode_busy_ns: int
+    """of cpu_busy_ns, likewise"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +169,11 @@ class Bindings:
     def __init__(self, llama_cpp: ModuleType, library: ctypes.CDLL) -> None:
         self.llama_cpp: Any = llama_cpp
         self._library = library
-        declare = _Declaration(library)
+        declare = abi.Declaration(library)
         self._set_count_routes = declare("ostinato_set_count_routes", None, ctypes.c_bool)
         self._last_error = declare("ostinato_last_error", ctypes.c_char_p)
         self._route_shape = declare(
-            "ostinato_get_route_shape", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_RouteShape)
+            "ostinato_get_route_shape", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(abi.RouteShape)
         )
         self._route_layers = declare(
             "ostinato_get_route_layers", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
@@ -259,7 +197,7 @@ class Bindings:
             ctypes.c_void_p,
             ctypes.c_size_t,
         )
-        self._configure = declare("ostinato_configure", ctypes.c_int, ctypes.POINTER(_Config))
+        self._configure = declare("ostinato_configure", ctypes.c_int, ctypes.POINTER(abi.Config))
         self._load_residency = declare("ostinato_load_residency", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
         self._parse_residency = declare(
             "ostinato_parse_residency",
@@ -269,7 +207,7 @@ class Bindings:
             ctypes.POINTER(ctypes.c_void_p),
         )
         self._free_residency = declare("ostinato_free_residency", None, ctypes.c_void_p)
-        self._describe_residency = declare("ostinato_describe_residency", _ResidencyFacts, ctypes.c_void_p)
+        self._describe_residency = declare("ostinato_describe_residency", abi.ResidencyFacts, ctypes.c_void_p)
         self._residency_layers = declare(
             "ostinato_get_residency_layers", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
         )
@@ -277,14 +215,14 @@ class Bindings:
             "ostinato_get_residency_hot", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
         )
         self._residency_status = declare(
-            "ostinato_get_residency_status", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_ResidencyStatus)
+            "ostinato_get_residency_status", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(abi.ResidencyStatus)
         )
 
         self._device_status = declare(
             "ostinato_get_device_status",
             ctypes.c_int,
             ctypes.c_void_p,
-            ctypes.POINTER(_DeviceStatus),
+            ctypes.POINTER(abi.DeviceStatus),
             ctypes.c_size_t,
             ctypes.POINTER(ctypes.c_size_t),
         )
@@ -315,8 +253,8 @@ class Bindings:
         ggml_cpu = ctypes.CDLL(str(next(Path(self._library._name).parent.glob("libggml-cpu.so*"))))
         ggml_cpu.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
         buffer_type = ggml_cpu.ggml_backend_cpu_buffer_type()
-        overrides = [_BufferOverride(pattern, buffer_type) for pattern in patterns]
-        array = (_BufferOverride * (len(overrides) + 1))(*overrides)  # the last one, empty, ends the list
+        overrides = [abi.BufferOverride(pattern, buffer_type) for pattern in patterns]
+        array = (abi.BufferOverride * (len(overrides) + 1))(*overrides)  # the last one, empty, ends the list
         params.tensor_buft_overrides = ctypes.cast(array, ctypes.c_void_p)
         return array
 
@@ -329,7 +267,7 @@ class Bindings:
 
         Raises EngineError with the library's reason when its routes are not counted.
         """
-        shape = _RouteShape()
+        shape = abi.RouteShape()
         self._check(self._route_shape(model, ctypes.byref(shape)))
         layers = np.zeros(shape.n_layers, np.int32)
         self._check(self._route_layers(model, layers.ctypes.data, layers.size))
@@ -370,7 +308,9 @@ class Bindings:
         EngineError for a fingerprint that is not 64 lowercase hex digits, or a file without one to compare it with.
         """
         file = None if residency_file is None else os.fsencode(residency_file)
-        self._check(self._configure(ctypes.byref(_Config(fingerprint.encode(), file, *dataclasses.astuple(placement)))))
+        self._check(
+            self._configure(ctypes.byref(abi.Config(fingerprint.encode(), file, *dataclasses.astuple(placement))))
+        )
 
     def load_residency(self, model: int, path: Path) -> None:
         """Make exactly the experts of a residency file hot, as `set_residency` does.
@@ -402,7 +342,7 @@ class Bindings:
 
     def residency_status(self, model: int) -> ResidencyStatus:
         """What the model of this `llama_model *` does with its experts."""
-        status = _ResidencyStatus()
+        status = abi.ResidencyStatus()
         self._check(self._residency_status(model, ctypes.byref(status)))
         reason = self._last_error().decode(errors="replace")
         return ResidencyStatus(
@@ -413,29 +353,16 @@ class Bindings:
         """The devices of a model whose experts are divided between two branches; none where they are not."""
         found = ctypes.c_size_t()
         self._check(self._device_status(model, None, 0, ctypes.byref(found)))
-        devices = (_DeviceStatus * found.value)()
+        devices = (abi.DeviceStatus * found.value)()
         self._check(self._device_status(model, devices, found.value, ctypes.byref(found)))
         return [
-            DeviceStatus(d.name.decode(), *(getattr(d, name) for name, _ in _DeviceStatus._fields_[1:]))
+            DeviceStatus(d.name.decode(), *(getattr(d, name) for name, _ in abi.DeviceStatus._fields_[1:]))
             for d in devices
         ]
 
     def _check(self, status: int) -> None:
         if status != 0:
             raise EngineError(self._last_error().decode(errors="replace"))
-
-
-class _Declaration:
-    """Sets argument and result types of a function of the library."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-
-    def __call__(self, name: str, restype: Any, *argtypes: Any) -> Any:
-        function = getattr(self._library, name)
-        function.restype = restype
-        function.argtypes = list(argtypes)
-        return function
 
 
 def load_bindings(library_directory: Path) -> Bindings:
@@ -449,39 +376,17 @@ def load_bindings(library_directory: Path) -> Bindings:
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError as error:
-        raise AbiMismatch("the llama-cpp-python bindings are not installed", hint=_REBUILD) from error
+        raise AbiMismatch("the llama-cpp-python bindings are not installed", hint=abi.REBUILD) from error
     if version != BINDINGS_VERSION:
-        raise AbiMismatch(f"expected llama-cpp-python {BINDINGS_VERSION}, found {version}", hint=_REBUILD)
+        raise AbiMismatch(f"expected llama-cpp-python {BINDINGS_VERSION}, found {version}", hint=abi.REBUILD)
     os.environ[_LIBRARY_PATH_VARIABLE] = str(library_directory)
+    # A kernel that is loaded while another one waits for the CPU branch would wait for that one.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     try:
         llama_cpp = importlib.import_module("llama_cpp")
     except (OSError, RuntimeError, FileNotFoundError) as error:
-        raise AbiMismatch(f"cannot load the libraries in {library_directory}: {error}", hint=_REBUILD) from error
+        raise AbiMismatch(f"cannot load the libraries in {library_directory}: {error}", hint=abi.REBUILD) from error
     core: Any = importlib.import_module("llama_cpp.llama_cpp")
     library: ctypes.CDLL = core._lib
     check_abi(core, library)
     return Bindings(llama_cpp, library)
-
-
-def check_abi(core: Any, library: Any) -> None:
-    """Compares the library's ABI version, commit and structure sizes with ours and the ctypes mirrors in `core`.
-
-    Raises AbiMismatch with what was expected and found.
-    """
-    try:
-        found = library.ostinato_abi_version()
-    except AttributeError as error:
-        raise AbiMismatch("the library carries no Ostinato interface", hint=_REBUILD) from error
-    if found != ABI_VERSION:
-        raise AbiMismatch(f"expected ABI version {ABI_VERSION}, found {found}", hint=_REBUILD)
-    commit_of = library.ostinato_llama_commit
-    commit_of.restype = ctypes.c_char_p
-    commit = commit_of().decode()
-    if commit != LLAMA_CPP_COMMIT:
-        raise AbiMismatch(f"expected llama.cpp {LLAMA_CPP_COMMIT}, the library is {commit}", hint=_REBUILD)
-    sizeof = library.ostinato_sizeof
-    sizeof.restype = ctypes.c_size_t
-    for number, name in enumerate(_MIRRORED_STRUCTS):
-        expected, size = ctypes.sizeof(getattr(core, name)), sizeof(number)
-        if size != expected:
-            raise AbiMismatch(f"{name}: expected {expected} bytes, the library has {size}", hint=_REBUILD)

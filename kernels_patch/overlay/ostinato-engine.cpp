@@ -18,6 +18,8 @@
 //   --ostinato-no-link             none
 //   --ostinato-borrow-percent N    of the memory in which prefill stages uploads, lent to cold experts in decode
 //   --ostinato-no-borrowing        none
+//   --ostinato-prefetch-us N       the link's head start on a layer's router, in prefill    default: as measured
+//   --ostinato-no-prefetch         uploads begin when a layer's router has run
 //   --ostinato-timeout-ms N        longest wait for the CPU branch                          default: 20000
 
 #include "ostinato.h"
@@ -57,9 +59,11 @@ int main(int argc, char ** argv) {
     uint64_t upload_all_tokens = 0;
     uint64_t link_percent = 0;
     uint64_t borrow_percent = 0;
+    uint64_t prefetch_us = 0;
     bool has_uploads = true;
     bool has_link    = true;
     bool has_borrowing = true;
+    bool has_prefetch = true;
     const struct {
         const char * name;
         uint64_t * value;
@@ -69,6 +73,7 @@ int main(int argc, char ** argv) {
         { "--ostinato-upload-tokens", &upload_tokens }, { "--ostinato-upload-all-tokens", &upload_all_tokens },
         { "--ostinato-link-percent", &link_percent },
         { "--ostinato-borrow-percent", &borrow_percent },
+        { "--ostinato-prefetch-us", &prefetch_us },
     };
     std::vector<char *> rest;
     for (int i = 0; i < argc; ++i) {
@@ -100,6 +105,8 @@ int main(int argc, char ** argv) {
             has_link = false;
         } else if (strcmp(argv[i], "--ostinato-no-borrowing") == 0) {
             has_borrowing = false;
+        } else if (strcmp(argv[i], "--ostinato-no-prefetch") == 0) {
+            has_prefetch = false;
         } else {
             rest.push_back(argv[i]);
         }
@@ -113,6 +120,7 @@ int main(int argc, char ** argv) {
     config.upload_all_tokens = (uint32_t) upload_all_tokens;
     config.link_percent      = has_link ? (int32_t) link_percent : -1;
     config.borrow_percent    = has_borrowing ? (int32_t) borrow_percent : -1;
+    config.prefetch_us       = has_prefetch ? (int32_t) prefetch_us : -1;
     if (ostinato_configure(&config) != OSTINATO_OK) {
         fprintf(stderr, "--ostinato-%s\n", ostinato_last_error());
         return 1;

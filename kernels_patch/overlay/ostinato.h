@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 5
+#define OSTINATO_ABI_VERSION 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -82,6 +82,7 @@ struct ostinato_config {
     uint32_t upload_all_tokens;  // in passes of so many, the CPU branch gets only what cannot be uploaded; 0: never
     int32_t  link_percent;       // of a cold expert's hidden columns, read in place by the GPU in steps of few tokens; 0: by measured speeds, -1: none
     int32_t  borrow_percent;     // of the memory in which prefill stages uploads, lent to cold experts in decode; 0: all of it, -1: none
+    int32_t  prefetch_us;        // time that the link has for a layer's uploads before its router has run; 0: as measured, -1: nothing is prefetched
 };
 
 // Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
@@ -171,6 +172,10 @@ struct ostinato_device_status {
     uint64_t graph_captures;   // CUDA graphs captured on the device by this process,
     uint64_t graph_replays;    // passes that replayed one,
     uint64_t direct_passes;    // and that were submitted operator by operator
+    uint64_t n_prefetched;     // experts copied before their layer's router had run,
+    uint64_t n_foreseen;       // and those of them that it chose
+    uint64_t decode_waited_ns; // of waited_ns and
+    uint64_t decode_busy_ns;   // cpu_busy_ns, in steps of one token
 };
 
 // Lends staging memory to exactly these cold experts from now on, until a pass stages uploads in it: to replay what was recorded. hot[n_layers * n_experts]

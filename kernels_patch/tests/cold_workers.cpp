@@ -3,11 +3,12 @@
 // Plays the GPU's part of mailbox.h on a machine without one: publishes steps with random routes in random order, waits for the answer, and takes
 // uploads and shares of the link where a step has them. Thousands of steps of one to some tokens, two clients by turns, teams of one to three
 // threads, pauses in which the threads fall asleep with and without being woken, a step that was waited for in vain, and a thread that stalls or
-// ends.
+// ends. Passes of several layers copy into a real staging buffer, ahead too, and find there what each layer computes from.
 //
 // Prints nothing and returns 0, or one line per failure and 1. Compiled and run by tests/e2e/test_bitwise.py.
 
 #include "ostinato/cold-workers.h"
+#include "ostinato/record.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -94,12 +95,12 @@ struct client {
     std::vector<float>   weights = std::vector<float>(MAX_TOKENS*K);
     std::vector<float>   x       = std::vector<float>(MAX_TOKENS*N);
     std::vector<float>   out     = std::vector<float>(MAX_TOKENS*N);
-    std::vector<ostinato_copy> copies = std::vector<ostinato_copy>(4*N_EXPERTS);
+    std::vector<ostinato_copy> copies = std::vector<ostinato_copy>(5*N_EXPERTS);
     std::vector<int32_t> slots   = std::vector<int32_t>(N_EXPERTS);
     ostinato_mailbox mailbox;
     ostinato_cold_client served;
 
-    explicit client(experts & layer) {
+    explicit client(experts & layer, const ostinato_upload_limits & limits = {}) : served(limits) {
         mailbox.request       = &request;
         mailbox.cold          = cold.data();
         mailbox.weights       = weights.data();
@@ -114,6 +115,7 @@ struct client {
         entry.pinned  = layer.pinned.data();
         entry.linked  = layer.linked.data();
         served.layers.push_back(entry);
+        served.uploads.add_layer(N_EXPERTS);
     }
 };
 
@@ -333,6 +335,162 @@ void check_stall() {
     one.join(1);
 }
 
+// Layers whose records differ in size, over one staging buffer.
+struct stack {
+    static constexpr int32_t N_LAYERS = 4;
+
+    std::vector<std::unique_ptr<experts>> layers;
+    std::vector<ostinato_expert_ffn> staging = std::vector<ostinato_expert_ffn>(N_LAYERS);
+    std::vector<std::vector<char>> records;
+    std::vector<char> memory;
+    ggml_context_ptr ctx;
+
+    stack() : ctx(ggml_init({ 4*N_LAYERS*ggml_tensor_overhead(), nullptr, true })) {
+        size_t size = 0;
+        for (int32_t i = 0; i < N_LAYERS; ++i) {
+            experts & e = *layers.emplace_back(std::make_unique<experts>(i % 3 == 2 ? GGML_TYPE_Q8_0 : GGML_TYPE_Q4_K, 10 + i));
+            const ostinato_record record(e.ffn);
+            size = std::max(size, N_PLACES*record.stride);
+            std::vector<char> & place = records.emplace_back(N_EXPERTS*record.stride);
+            for (int32_t n = 0; n < N_EXPERTS; ++n) {
+                ostinato_host_expert & at = e.host[n];
+                for (size_t w = 0; w < std::size(ostinato_record_weights); ++w) {
+                    if (const ggml_tensor * weight = e.ffn.*ostinato_record_weights[w].member) {
+                        char * to = record.at(place.data(), n, w);
+                        memcpy(to, (const char *) weight->data + n*weight->nb[2], weight->nb[2]);
+                        at.*ostinato_record_weights[w].host = to;
+                    }
+                }
+                at.record = place.data() + n*record.stride;
+            }
+        }
+        memory.resize(size);
+        for (int32_t i = 0; i < N_LAYERS; ++i) {
+            const ostinato_record record(layers[i]->ffn);
+            for (size_t w = 0; w < std::size(ostinato_record_weights); ++w) {
+                if (const ggml_tensor * weight = layers[i]->ffn.*ostinato_record_weights[w].member) {
+                    ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), weight->type, N, N, size/record.stride);
+                    t->data  = record.at(memory.data(), 0, w);
+                    t->nb[2] = record.stride;
+                    staging[i].*ostinato_record_weights[w].member = t;
+                }
+            }
+        }
+    }
+
+    static constexpr size_t N_PLACES = 16;
+};
+
+// A GPU that copies what the leader lists, as late as the second stream may: what was prefetched when the next layer's step begins to copy.
+void check_prefetch(int n_passes) {
+    constexpr int32_t HEAD_START_US = 1000;
+    constexpr int32_t N_TOKENS = MAX_TOKENS;
+    stack s;
+    ostinato_cold_workers workers(2);
+    client c(*s.layers[0], ostinato_upload_limits { 8, std::numeric_limits<int64_t>::max(), HEAD_START_US });
+    c.served.layers.clear();
+    for (int32_t i = 0; i < stack::N_LAYERS; ++i) {
+        const experts & e = *s.layers[i];
+        ostinato_cold_layer entry = { &e.ffn, e.host.data(), N_EXPERTS };
+        entry.staging = &s.staging[i];
+        entry.pinned  = e.pinned.data();
+        c.served.layers.push_back(entry);
+        c.served.uploads.add_layer(N_EXPERTS);
+        workers.reserve(e.ffn, N_TOKENS*K, N_TOKENS);
+    }
+    // a link for which the head start is worth some experts
+    c.served.speeds.link = HEAD_START_US*1e-6/(5.5*ostinato_expert_bytes(s.layers[0]->ffn));
+    workers.add(&c.served);
+    workers.wake();
+    std::mt19937 random(11);
+    std::vector<ostinato_copy> ahead;
+    const auto copy = [](const ostinato_copy & one) { memcpy(one.dst, one.src, one.bytes); };
+    uint32_t sequence = 0;
+    for (int pass = 0; pass < n_passes; ++pass) {
+        c.served.uploads.max_places.store(pass % 5 == 4 ? 6 : (int32_t) stack::N_PLACES);
+        for (int32_t layer = 0; layer < stack::N_LAYERS; ++layer) {
+            if (random() % 16 == 0) { // nobody is cold: nothing is published
+                std::for_each(ahead.begin(), ahead.end(), copy);
+                ahead.clear();
+                continue;
+            }
+            c.request.n_cold = 0;
+            for (int32_t t = 0; t < N_TOKENS; ++t) {
+                for (int32_t i = 0; i < K; ++i) { // each layer likes six experts of its own
+                    const int32_t expert = random() % 8 != 0 ? (int32_t) ((7*layer + (random() + i) % 6) % N_EXPERTS) : (int32_t) (random() % N_EXPERTS);
+                    c.cold[2*c.request.n_cold]     = expert;
+                    c.cold[2*c.request.n_cold + 1] = t*K + i;
+                    c.request.n_cold++;
+                }
+            }
+            c.request.layer       = layer;
+            c.request.n_tokens    = N_TOKENS;
+            c.request.k           = K;
+            c.request.is_staged   = 1;
+            c.request.is_followed = layer + 1 < stack::N_LAYERS;
+            __atomic_store_n(&c.request.sequence, ++sequence, __ATOMIC_RELEASE);
+            if (!wait_for(c.request.decided, sequence, gpu::PATIENCE)) {
+                return fail("no decision about uploads", pass, layer);
+            }
+            std::for_each(ahead.begin(), ahead.end(), copy);
+            std::for_each(c.copies.begin(), c.copies.begin() + c.request.n_copies, copy);
+            const auto first_ahead = c.copies.begin() + c.request.n_copies;
+            ahead.assign(first_ahead, first_ahead + c.request.n_prefetched);
+            if (!c.request.is_followed && !ahead.empty()) {
+                fail("a prefetch for no layer", pass, layer);
+            }
+            // the next layer's copies may come before this layer's products
+            const std::vector<char> before = s.memory;
+            std::for_each(ahead.begin(), ahead.end(), copy);
+            const ostinato_record record(s.layers[layer]->ffn);
+            std::set<int32_t> places;
+            for (int32_t e = 0; e < N_EXPERTS; ++e) {
+                const int32_t place = c.slots[e];
+                if (place < 0) {
+                    continue;
+                }
+                if (place >= c.served.uploads.max_places || !places.insert(place).second || !s.layers[layer]->pinned[e]) {
+                    fail("an expert in no place of its own", pass, e);
+                }
+                if (memcmp(s.memory.data() + place*record.stride, s.layers[layer]->host[e].record, record.stride) != 0) {
+                    fail("another expert's weights in a place", pass, e);
+                }
+            }
+            std::copy(before.begin(), before.end(), s.memory.begin()); // they come later after all
+            if (!wait_for(c.request.answer, sequence, gpu::PATIENCE)) {
+                return fail("no answer", pass, layer);
+            }
+        }
+    }
+    workers.remove(&c.served);
+    const uint64_t n_prefetched = c.served.uploads.n_prefetched;
+    const uint64_t n_foreseen   = c.served.uploads.n_foreseen;
+    if (n_foreseen < (uint64_t) n_passes || 5*n_foreseen < 4*n_prefetched) {
+        fail("most of what is prefetched is wanted", (int) n_prefetched, n_foreseen);
+    }
+}
+
+// The head start is what the link rested in nearly all layers, and stays what it was once it is known.
+void check_head_start() {
+    ostinato_prefetch prefetch;
+    prefetch.add_layer(4);
+    for (int n = 0; n < 200; ++n) {
+        if (n < 10 && prefetch.head_start(600) != 0.0) {
+            fail("a head start after few layers", n, 0);
+        }
+        prefetch.add_rest(600, n < 16 ? n % 4 == 3 ? 1.0 : 2e-3 : 5.0);
+    }
+    const double found = prefetch.head_start(1023);
+    if (found < 1.5e-3 || found > 2e-3 || prefetch.head_start(511) != 0.0 || prefetch.head_start(4096) != found) {
+        fail("another head start than was measured", 0, (long long) (found*1e6));
+    }
+    prefetch.add_step(0, 100, { 2, 30, 1, 90, 3, 91 });
+    const std::vector<int32_t> expected = prefetch.expected(0, 100);
+    if (expected != std::vector<int32_t> { 1, 2 } || prefetch.expected(0, 10) != std::vector<int32_t> { 1 }) {
+        fail("other experts than those with the most rows", 0, expected.size());
+    }
+}
+
 } // namespace
 
 // Stands before the library's.
@@ -351,5 +509,7 @@ int main(int argc, char ** argv) {
     run(GGML_TYPE_MXFP4, 2, n_steps);
     run(GGML_TYPE_Q4_K, 3, n_steps/10); // more threads than some machines have cores, which wait for each other for long
     check_stall();
+    check_prefetch(n_steps/10);
+    check_head_start();
     return n_failed == 0 ? 0 : 1;
 }

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ostinatod.profiles.gguf_header import read_header
-from tests.e2e.conftest import MODEL, ROOT
+from tests.e2e.conftest import MODEL
+from tests.e2e.programs import ROOT
 from tests.e2e.workers.tiny_recipes import Encoder, Recipe, make_model, read_pack
 
 PACK = ROOT / "tests" / "data" / "architectures.tar.xz"

@@ -22,8 +22,8 @@ from ostinatod.installer.stock_build import build_stock
 from ostinatod.installer.toolchain import find_toolchain
 from ostinatod.installer.upstream import read_upstream
 from ostinatod.models import bundled_file
+from tests.e2e.programs import run_program
 
-ROOT = Path(__file__).parents[2]
 MODEL = bundled_file()
 
 RunWorker = Callable[..., Any]
@@ -48,13 +48,18 @@ CompileProgram = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def compile_program(tmp_path_factory: pytest.TempPathFactory) -> CompileProgram:
+def pinned_source() -> Path:
+    """The engine's source before our patches."""
+    upstream = read_upstream(kernels_patch_dir() / "UPSTREAM")
+    log = locations.log_dir() / "test-programs-build.log"
+    return unpack_pinned(locations.engine_cache_dir(), upstream, None, log, lambda progress: None)
+
+
+@pytest.fixture(scope="session")
+def compile_program(pinned_source: Path, tmp_path_factory: pytest.TempPathFactory) -> CompileProgram:
     """Compiles a source of kernels_patch/tests against the engine's headers, with further flags for the compiler."""
     project = kernels_patch_dir()
-    log = locations.log_dir() / "test-programs-build.log"
-    upstream = read_upstream(project / "UPSTREAM")
-    source = unpack_pinned(locations.engine_cache_dir(), upstream, None, log, lambda progress: None)
-    includes = (f"-I{project / 'overlay'}", f"-I{source / 'ggml' / 'include'}")
+    includes = (f"-I{project / 'overlay'}", f"-I{pinned_source / 'ggml' / 'include'}")
 
     def compile_one(name: str, *flags: str) -> Path:
         program = tmp_path_factory.mktemp("program") / name.replace(".cpp", "")
@@ -81,11 +86,7 @@ def run_worker(tmp_path_factory: pytest.TempPathFactory) -> RunWorker:
     def run(script: str, libraries: Path, *flags: str) -> Any:
         out = tmp_path_factory.mktemp(script) / f"out.{'npy' if script == 'logits' else 'npz'}"
         command = [sys.executable, "-m", f"tests.e2e.workers.{script}", str(libraries), str(MODEL), str(out), *flags]
-        environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        run_program(command, timeout_s=300)
         return np.load(out)
 
     return run

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,13 +27,13 @@ from ostinatod.installer.job_count import default_jobs
 from ostinatod.installer.source_fetch import unpack_pinned
 from ostinatod.installer.upstream import read_upstream
 from ostinatod.verification import nmse
+from tests.e2e.programs import ROOT, run_program
 from tests.e2e.workers.gpu_architectures import PLACEMENTS as PATH_PLACEMENTS
 from tests.e2e.workers.ties import near_ties
 from tests.e2e.workers.tiny_recipes import KINDS, read_pack
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
 PACK = ROOT / "tests" / "data" / "architectures.tar.xz"
 
 PLACEMENTS = ("all_hot", "all_cold", "half", "random")
@@ -179,17 +178,13 @@ def allowed_nmse(file: str, noise: float) -> float:
 
 def evaluate(variant: Variant, programs: Path, libraries: Path, out: Path) -> Any:
     """The arrays that workers/architecture.py writes for a variant."""
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
     worker = (sys.executable, "-m", "tests.e2e.workers.architecture")
     with tempfile.TemporaryDirectory(dir=out.parent) as directory:
         for command in (
             [str(programs / "ostinato-tiny-models"), variant.architecture, directory, *COMMON, *variant.changes],
             [*worker, str(libraries), directory, str(out), variant.output],
         ):
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300, check=False
-            )
-            assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            run_program(command, timeout_s=300)
     return np.load(out)
 
 
@@ -246,16 +241,12 @@ def test_no_placement_changes_the_results(
 
 
 def test_the_operators_compute_every_set_of_ids(programs: Path) -> None:
-    done = subprocess.run([str(programs / "ostinato-test-operators")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program([str(programs / "ostinato-test-operators")], timeout_s=300)
 
 
 def test_products_over_zero_slots_are_right_in_every_row(programs: Path) -> None:
     """On a CPU; on a GPU the same program also tries routes that are left out."""
-    done = subprocess.run(
-        [str(programs / "ostinato-skip-test"), "CPU", "quick"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program([str(programs / "ostinato-skip-test"), "CPU", "quick"], timeout_s=300)
 
 
 def test_the_recipes_for_gpus_are_those_of_all_variants() -> None:
@@ -267,17 +258,9 @@ def test_the_sweep_for_gpus_passes_on_a_cpu(engine_build: EngineBuild, tmp_path:
     """One architecture, with the split path: what a CPU has of it."""
     out = tmp_path / "sweep.json"
     sweep = (sys.executable, "-m", "tests.e2e.workers.gpu_architectures", str(engine_build.library_directory))
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-    done = subprocess.run(
-        [*sweep, str(PACK), str(out), "--device", "cpu", "--only", "bailingmoe3", "--limit-s", "250"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        timeout=280,
-        check=False,
+    run_program(
+        [*sweep, str(PACK), str(out), "--device", "cpu", "--only", "bailingmoe3", "--limit-s", "250"], timeout_s=280
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     (architecture,) = json.loads(out.read_text(encoding="utf-8"))["architectures"]
     assert {(case["weights"], case["placement"]) for case in architecture["cases"]} == {
         (kind, placement) for kind in KINDS for placement in PATH_PLACEMENTS["split"]

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from ostinatod.bench.comparison import RESULTS_FILE, Comparison, Outcome, compare
+from ostinatod.bench.options import Options
 from ostinatod.bench.plan import Wanted, planned
 from ostinatod.bench.sessions import Limits
 from ostinatod.bench.settings import Setting
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.models import bundled_file
+from tests.e2e.programs import run_program
 from tests.unit.bench.test_traces import session
 
 pytestmark = pytest.mark.engine
@@ -46,7 +48,8 @@ class Quiet:
 
 
 def comparison(build: EngineBuild, *candidates: Setting, shapes: Any = ()) -> Comparison:
-    wanted = Wanted(held_out=2, development=1, limits=LIMITS, threads=1, candidates=candidates, shapes=shapes)
+    options = Options(shapes=shapes, limits=LIMITS, threads=1, candidates=candidates)
+    wanted = Wanted(held_out=2, development=1, options=options)
     return planned(wanted, build.library_directory, [bundled_file()], on_gpu=False)
 
 
@@ -201,6 +204,4 @@ def _synthetic(folder: Path, context: str) -> Path:
 
 
 def _run(*command: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program([sys.executable, *command], timeout_s=100)

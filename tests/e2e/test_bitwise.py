@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
-from tests.e2e.conftest import MODEL, ROOT, CompileProgram
+from tests.e2e.conftest import MODEL, CompileProgram
+from tests.e2e.programs import ROOT
 from tests.e2e.workers.bitwise import passes
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -30,6 +30,10 @@ def engine_pid(daemon: RunningDaemon) -> int:
     return int(daemon.http.get("/ostinato/status").json()["models"][0]["pid"])
 
 
+def test_where_it_listens_and_whether_it_asks_for_keys_is_told_at_the_start(daemon: RunningDaemon) -> None:
+    assert f"url={daemon.url} keys=none" in (daemon.home / "output").read_text()
+
+
 def test_being_told_to_stop_finishes_answers_and_leaves_nothing(daemon: RunningDaemon) -> None:
     assert (daemon.home / "run" / "ostinatod.pid").read_text() == f"{daemon.process.pid}\n"
     assert (daemon.home / "run").stat().st_mode & 0o777 == 0o700

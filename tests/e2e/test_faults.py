@@ -8,6 +8,8 @@ page-locking are tried on a GPU by workers/gpu_faults.py.
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from ostinatod.config import Settings
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.store import ModelStore
 from tests.conftest import RunningApp, eventually, running_app
+from tests.e2e.programs import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -114,6 +117,23 @@ def faulty_app(directory: Path, build: EngineBuild, library: Path, **faults: obj
         environment.setattr("ostinatod.engine.process.HEALTHY_S", 0.0)
         with running_app(directory, build, settings, store) as app:
             yield FaultyApp(app, asked)
+
+
+def exported(library: Path) -> set[str]:
+    """The symbols that a shared library defines."""
+    told = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    return {line.split()[-1].split("@")[0] for line in told.stdout.splitlines()}
+
+
+def test_every_fault_stands_before_a_function_that_the_engine_has(
+    engine_build: EngineBuild, faults_library: Path
+) -> None:
+    source = (ROOT / "kernels_patch" / "tests" / "faults.cpp").read_text(encoding="utf-8")
+    names = set(re.findall(r'"(_Z\w+)"', source))
+    library = next(engine_build.library_directory.glob("libllama.so*"))
+    found = {path: exported(path) for path in (library, faults_library)}
+    assert len(names) >= 3
+    assert {path: names - symbols for path, symbols in found.items()} == {library: set(), faults_library: set()}
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.models import bundled_file
+from tests.e2e.programs import run_program
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SESSIONS = Path(__file__).parents[1] / "data" / "agent-sessions.npz"
@@ -50,9 +49,7 @@ def test_a_learned_set_is_swapped_in_the_middle_of_a_conversation(engine_build: 
     command = [sys.executable, str(BENCHMARKS / "learning_gpu.py"), "--model", str(bundled_file())]
     command += ["--libraries", str(engine_build.library_directory), "--sessions", str(tmp_path / "sessions.npz")]
     command += ["--out", str(tmp_path / "result.json")]
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_program(command, timeout_s=300)
     told = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     talk = told["conversation"]
     assert talk["moved"] > 50

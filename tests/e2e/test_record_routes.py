@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.models import bundled_file
+from tests.e2e.programs import run_program
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CONTEXT_TOKENS = 640
@@ -53,13 +52,8 @@ def test_a_conversation_longer_than_the_context_is_read_through_a_window(engine_
         str(CONTEXT_TOKENS),
         str(engine_build.library_directory),
     ]
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-    environment["PYTHONPATH"] = str(BENCHMARKS)
-    done = subprocess.run(
-        command, input=json.dumps(session), capture_output=True, text=True, env=environment, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, again = json.loads(done.stdout.splitlines()[-1])
+    printed = run_program(command, timeout_s=120, said=json.dumps(session), PYTHONPATH=str(BENCHMARKS))
+    first, again = json.loads(printed.splitlines()[-1])
     tokens: dict[str, Any] = {name: first[f"{name}_tokens"] for name in ("prefill", "decode")}
     assert first["turns"] == 3
     assert tokens["prefill"] > 1.5 * CONTEXT_TOKENS

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.models import bundled_file
+from tests.e2e.programs import run_program
 
 pytestmark = pytest.mark.engine
 
@@ -25,11 +24,9 @@ def run(script: str, build: EngineBuild, out: Path, *options: str) -> tuple[dict
     """What a script left and printed."""
     command = [sys.executable, str(BENCHMARKS / script), "--libraries", str(build.library_directory)]
     command += ["--model", str(bundled_file()), "--out", str(out), *SHORT, *options]
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    printed = run_program(command, timeout_s=100)
     told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return told, done.stdout
+    return told, printed
 
 
 def test_settings_are_timed_behind_every_context_and_say_what_the_first_one_says(

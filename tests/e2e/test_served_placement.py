@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
-from tests.e2e.conftest import MODEL, ROOT
+from tests.e2e.conftest import MODEL
+from tests.e2e.programs import ROOT, run_program
 from tests.e2e.workers.served import PROMPTS, SLOTS, WITH_CHECKPOINTS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -31,17 +30,7 @@ def served(engine_build: EngineBuild, tmp_path_factory: pytest.TempPathFactory) 
     """What workers/served.py observed."""
     out = tmp_path_factory.mktemp("served") / "served.json"
     worker = (sys.executable, "-m", "tests.e2e.workers.served", str(engine_build.library_directory))
-    environment = {key: value for key, value in os.environ.items() if key != "LLAMA_CPP_LIB_PATH"}
-    done = subprocess.run(
-        [*worker, str(MODEL), str(PACK), str(out)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_program([*worker, str(MODEL), str(PACK), str(out)], timeout_s=280)
     result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return result
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from ostinatod.cli.app import cli
-from ostinatod.cli.verify import NOISE_SHARE, is_same
+from ostinatod.cli.verify import NOISE_SHARE, is_same, run_comparison
+from ostinatod.errors import EngineError
 from ostinatod.installer.engine_build import EngineBuild
 from tests.e2e.conftest import RunWorker
 
@@ -39,6 +41,12 @@ def test_noise_and_repetition_decide() -> None:
     assert is_same(case(NOISE_SHARE * 1e-4), 1e-4)
     assert not is_same(case(NOISE_SHARE * 1.1e-4), 1e-4)
     assert not is_same(case(0.0, repeats=False), 1e-4)
+
+
+def test_libraries_that_do_not_fit_are_told_with_what_was_found_and_the_next_command(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=f"the comparison failed: .*{tmp_path}") as refused:
+        run_comparison(tmp_path, tmp_path / "model.gguf", "cpu")
+    assert "ostinato engine build" in str(refused.value.hint)
 
 
 @pytest.mark.engine

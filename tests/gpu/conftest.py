@@ -14,9 +14,9 @@ import pytest
 
 from ostinatod.errors import EngineNotBuilt
 from ostinatod.installer.engine_build import EngineBuild, find_engine
-from tests.e2e.conftest import compile_program, faults_library, programs, run_worker, stock_libraries
+from tests.e2e.conftest import compile_program, faults_library, pinned_source, programs, run_worker, stock_libraries
 
-__all__ = ["compile_program", "faults_library", "programs", "run_worker", "stock_libraries"]
+__all__ = ["compile_program", "faults_library", "pinned_source", "programs", "run_worker", "stock_libraries"]
 
 ROOT = Path(__file__).parents[2]
 PACK = ROOT / "tests" / "data" / "architectures.tar.xz"

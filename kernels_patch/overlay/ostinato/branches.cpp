@@ -196,6 +196,9 @@ ostinato_published ostinato_publish_layer(
     out.ids     = vars.ids;
     out.handoff = ostinato_publish(graph.ctx0, ops_of(*layer, graph.n_tokens, vars.ids->ne[1]), vars.ids, layer->counts, out.x, out.weights, phase, &vars.ids);
     ggml_build_forward_expand(graph.gf, out.handoff);
+    if (placement->prefetches() && placement->staging(layer->index, vars.ids->ne[1])) {
+        ostinato_follow(graph.gf, out.handoff);
+    }
 
     const ostinato_expert_ffn & slots = placement->slots(layer->index);
     for (const auto & [variable, member] : expert_variables(vars)) {

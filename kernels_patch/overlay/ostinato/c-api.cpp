@@ -135,6 +135,7 @@ enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
             wanted.limits.upload.choice_tokens = std::numeric_limits<int64_t>::max();
         }
         set(wanted.limits.upload.all_tokens,    config->upload_all_tokens);
+        wanted.limits.upload.prefetch_us = config->prefetch_us;
         wanted.limits.n_threads    = config->n_threads;
         wanted.limits.link_percent = std::min(config->link_percent, 100);
         wanted.limits.borrow_percent = config->borrow_percent == 0 ? 100 : std::clamp(config->borrow_percent, 0, 100);
@@ -321,7 +322,7 @@ enum ostinato_status ostinato_get_device_status(
                 {}, v.is_gpu, v.pool_capacity, v.pool_used, v.published, v.cold_routes, v.waited_ns, v.cpu_routes, v.cpu_busy_ns,
                 v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
                 v.link_columns, (int32_t) v.hidden_columns, v.borrowing.bytes, v.borrowing.n_uploaded, v.graphs.captures, v.graphs.replays,
-                v.graphs.direct_passes,
+                v.graphs.direct_passes, v.prefetched, v.foreseen, v.decode_waited_ns, v.decode_busy_ns,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
         }

@@ -2,8 +2,6 @@
 
 #include "cold-workers.h"
 
-#include "record.h"
-
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -131,7 +129,7 @@ void ostinato_cold_workers::remove(ostinato_cold_client * client) {
 
 void ostinato_cold_workers::reserve(const ostinato_expert_ffn & ffn, int64_t n_routes, int64_t n_tokens) {
     std::lock_guard<std::mutex> lock(mutex);
-    for (std::vector<int32_t> * list : { &cold, &groups, &rows, &kept_cold, &kept_groups }) {
+    for (std::vector<int32_t> * list : { &routes.cold, &routes.groups, &all.cold, &all.groups }) {
         list->reserve(2*n_routes);
     }
     starts.reserve(ffn.down->ne[2] + 1);
@@ -237,6 +235,8 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     const ostinato_request request    = *mailbox.request; // a copy: the GPU writes the next one as soon as it has the answer
     const ostinato_cold_layer & layer = client.layers[request.layer];
 
+    std::vector<int32_t> & cold   = routes.cold;
+    std::vector<int32_t> & groups = routes.groups;
     const int32_t n_cold = request.n_cold;
     cold.resize(n_cold);
     groups.clear();
@@ -260,9 +260,8 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
         begin = groups[g + 1];
     }
     if (request.is_staged) {
-        std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
-        mailbox.request->n_copies = 0;
-        upload_experts(client, layer, *layer.staging);
+        std::swap(routes, all);
+        client.uploads.decide(mailbox, request, client.layers, client.speeds, all, routes);
         __atomic_store_n(&mailbox.request->decided, request.sequence, __ATOMIC_RELEASE);
     }
 
@@ -276,72 +275,19 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     run_step(layer);
     client.served = sequence;
     __atomic_store_n(&mailbox.request->answer, sequence, __ATOMIC_RELEASE); // the GPU waits for it; what follows has time
-    client.n_cpu_routes += cold.size();
+    client.n_cpu_routes += routes.cold.size();
     const uint64_t busy_ns = now_ns() - begin_ns;
     client.busy_ns      += busy_ns;
-    client.times.add({ request.layer, request.n_tokens, (int32_t) cold.size(), busy_ns }, client.speeds, (int64_t) ostinato_expert_bytes(*layer.ffn), groups);
+    client.times.add({ request.layer, request.n_tokens, (int32_t) routes.cold.size(), busy_ns }, client.speeds, (int64_t) ostinato_expert_bytes(*layer.ffn),
+        routes.groups);
+    if (request.is_staged) {
+        client.uploads.end(request, all);
+    }
 }
 
-const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & layer, const ostinato_upload_limits & limits, int64_t n_tokens) {
-    if (!ostinato_can_stage(*layer.ffn)) {
-        return nullptr;
-    }
-    return n_tokens >= limits.choice_tokens ? layer.staging : nullptr;
-}
-
-// Tells the GPU which experts to copy; their routes leave the CPU branch's list.
-void ostinato_cold_workers::upload_experts(
-        ostinato_cold_client & client, const ostinato_cold_layer & layer, const ostinato_expert_ffn & staging) {
-    const ostinato_mailbox & mailbox = *client.mailbox;
-    const int64_t bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
-
-    rows.clear();
-    for (size_t g = 0; g < groups.size(); g += 2) {
-        const int32_t n = groups[g + 1] - (g == 0 ? 0 : groups[g - 1]);
-        rows.push_back(layer.pinned[groups[g]] ? n : -n);
-    }
-    ostinato_speeds speeds = client.speeds;
-    if (mailbox.request->n_tokens >= client.limits.all_tokens) {
-        speeds.link = 0.0;
-    }
-    const int32_t max_uploads = (int32_t) std::min<int64_t>(staging.down->ne[2], client.max_staged.load());
-    const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, bytes, rows, max_uploads);
-    std::atomic<int32_t> & most = client.most_staged[ostinato_size_class(mailbox.request->n_tokens)];
-    most.store(std::max(most.load(), (int32_t) chosen.size()));
-    for (size_t slot = 0; slot < chosen.size(); ++slot) {
-        const int32_t expert = groups[2*chosen[slot]];
-        const ostinato_host_expert & from = layer.host[expert];
-        for (const ostinato_record_weight & weight : ostinato_record_weights) {
-            if (const ggml_tensor * to = staging.*weight.member) {
-                char * place = (char *) to->data + slot*to->nb[2];
-                if (from.record) { // the first weight is where the record begins
-                    mailbox.copies[mailbox.request->n_copies++] = { from.record, place, (int64_t) to->nb[2] };
-                    break;
-                }
-                mailbox.copies[mailbox.request->n_copies++] = { from.*weight.host, place, (int64_t) (layer.ffn->*weight.member)->nb[2] };
-            }
-        }
-        mailbox.decided_slots[expert] = (int32_t) slot;
-    }
-    client.n_uploaded     += chosen.size();
-    client.uploaded_bytes += chosen.size()*bytes;
-
-    kept_cold.clear();
-    kept_groups.clear();
-    for (size_t g = 0; g < groups.size(); g += 2) {
-        if (mailbox.decided_slots[groups[g]] < 0) {
-            kept_cold.insert(kept_cold.end(), cold.begin() + (g == 0 ? 0 : groups[g - 1]), cold.begin() + groups[g + 1]);
-            kept_groups.push_back(groups[g]);
-            kept_groups.push_back((int32_t) kept_cold.size());
-        }
-    }
-    cold.swap(kept_cold);
-    groups.swap(kept_groups);
-}
-
-// Computes `cold` and `groups` with the whole team.
+// Computes `routes` with the whole team.
 void ostinato_cold_workers::run_step(const ostinato_cold_layer & layer) {
-    const size_t needed = ostinato_cold_scratch_bytes(*layer.ffn, cold.size(), step.n_tokens) + 64;
+    const size_t needed = ostinato_cold_scratch_bytes(*layer.ffn, routes.cold.size(), step.n_tokens) + 64;
     if (needed > scratch_size) { // what measure() asks for before any graph is built
         scratch.reset(new char[needed]);
         scratch_size = needed;
@@ -349,10 +295,10 @@ void ostinato_cold_workers::run_step(const ostinato_cold_layer & layer) {
     team = {};
     step.ffn      = layer.ffn;
     step.host     = layer.host;
-    step.n_cold   = (int32_t) cold.size();
-    step.n_groups = (int32_t) groups.size()/2;
-    step.cold     = cold.data();
-    step.groups   = groups.data();
+    step.n_cold   = (int32_t) routes.cold.size();
+    step.n_groups = (int32_t) routes.groups.size()/2;
+    step.cold     = routes.cold.data();
+    step.groups   = routes.groups.data();
     step.gpu      = nullptr;
     step.scratch  = (char *) (((uintptr_t) scratch.get() + 63) & ~(uintptr_t) 63);
     step.team     = &team;
@@ -379,14 +325,14 @@ double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const s
     const std::vector<float> weights(n_rows*n_together, 0.1f);
     std::vector<float> out(n_rows*layer.ffn->n_out());
     const auto choose = [&](size_t first) { // token t selects all of the step's experts
-        cold.clear();
-        groups.clear();
+        routes.cold.clear();
+        routes.groups.clear();
         for (size_t i = 0; i < n_together; ++i) {
             for (int32_t t = 0; t < n_rows; ++t) {
-                cold.push_back((int32_t) (t*n_together + i));
+                routes.cold.push_back((int32_t) (t*n_together + i));
             }
-            groups.push_back(experts[first + i]);
-            groups.push_back((int32_t) cold.size());
+            routes.groups.push_back(experts[first + i]);
+            routes.groups.push_back((int32_t) routes.cold.size());
         }
     };
     step.k        = (int32_t) n_together;

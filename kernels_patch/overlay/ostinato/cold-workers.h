@@ -9,65 +9,28 @@
 #include "cpu-branch.h"
 #include "mailbox.h"
 #include "step-times.h"
-#include "upload-choice.h"
+#include "uploads.h"
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-// A layer as the workers see it. Its weights may move between passes.
-struct ostinato_cold_layer {
-    const ostinato_expert_ffn  * ffn;
-    const ostinato_host_expert * host; // (n_experts)
-    int32_t n_experts;
-
-    // Upload path: the staging buffer as the layer's experts, and which experts are in page-locked memory.
-    const ostinato_expert_ffn * staging = nullptr; // nullptr: the layer has none
-    const uint8_t * pinned = nullptr;              // (n_experts)
-
-    // Link sharing: the experts that the GPU can read in place; nullptr: none.
-    const uint8_t * linked = nullptr;              // (n_experts)
-};
-
-// A pass's index in `most_staged`.
-inline int ostinato_size_class(int64_t n_tokens) {
-    int n = 0;
-    while (n < 31 && n_tokens >> (n + 1) > 0) {
-        ++n;
-    }
-    return n;
-}
-
-// When a client's experts are uploaded, in tokens of a pass.
-struct ostinato_upload_limits {
-    int64_t choice_tokens = std::numeric_limits<int64_t>::max(); // from so many, experts that are chosen one by one
-    int64_t all_tokens    = std::numeric_limits<int64_t>::max(); // from so many, all that can be
-};
-
-// The staging buffer as a step of so many tokens uses it, nullptr where it does not.
-const ostinato_expert_ffn * ostinato_staging_of(const ostinato_cold_layer & layer, const ostinato_upload_limits & limits, int64_t n_tokens);
-
 // What one GPU of one model sends its requests to.
 struct ostinato_cold_client {
-    const ostinato_mailbox * mailbox;
+    const ostinato_mailbox * mailbox = nullptr;
     std::vector<ostinato_cold_layer> layers; // by the mailbox's numbers
-    ostinato_upload_limits limits;
+    ostinato_uploads uploads;
     ostinato_speeds speeds;
     uint32_t served = 0;  // sequence of the last answer
 
-    std::atomic<int32_t> max_staged { std::numeric_limits<int32_t>::max() }; // experts that a layer of the pass may stage
-    std::array<std::atomic<int32_t>, 32> most_staged = {};                   // that one did, by the power of two that its tokens reach
+    explicit ostinato_cold_client(const ostinato_upload_limits & limits = {}) : uploads(limits) {}
 
     // since the model was loaded
-    std::atomic<uint64_t> n_uploaded { 0 };     // experts
-    std::atomic<uint64_t> uploaded_bytes { 0 };
     std::atomic<uint64_t> n_cpu_routes { 0 };
     std::atomic<uint64_t> busy_ns { 0 };        // from seeing a request to answering it
     ostinato_step_times times;
@@ -108,7 +71,6 @@ private:
     bool has_request();
     bool serve_one();
     void serve(ostinato_cold_client & client, uint32_t sequence);
-    void upload_experts(ostinato_cold_client & client, const ostinato_cold_layer & layer, const ostinato_expert_ffn & staging);
     void run_step(const ostinato_cold_layer & layer);
     void compute(int ith);
 
@@ -129,12 +91,9 @@ private:
     alignas(64) std::atomic<uint32_t> job { 0 };
     alignas(64) std::atomic<int32_t> n_working { 0 };
     alignas(64) ostinato_team team = {};
-    std::vector<int32_t> cold;
-    std::vector<int32_t> groups;
+    ostinato_cold_routes routes; // that the CPU branch computes
+    ostinato_cold_routes all;    // of a step that uploads
     std::vector<int32_t> starts;
-    std::vector<int32_t> rows;
-    std::vector<int32_t> kept_cold;
-    std::vector<int32_t> kept_groups;
     std::unique_ptr<char[]> scratch;
     size_t scratch_size = 0;
 };

@@ -16,6 +16,10 @@
 //   CPU, leader                                                 GPU, second stream
 //   copies, staged_slots; n_copies; decided = sequence    -->   decided == state->sequence; reads them; copies
 //
+// Prefetch: where the next layer's step may upload too, the decision also lists experts that it will probably choose. They are copied behind the event
+// that STAGE waits for, to places that the present layer does not use, while the GPU is on its way to the next router. The second stream keeps the
+// order, so the next STAGE waits for them as well. The list goes to device memory first: the host's is written again before they are all there.
+//
 // Link sharing: in a step of few tokens the GPU computes the first `link_columns` hidden columns of cold experts itself, reading them from page-locked
 // memory in place, while the CPU branch computes the others of the same experts. Which experts take part, both sides read in tables that change
 // between passes only.
@@ -41,7 +45,9 @@ struct ostinato_request {
     int32_t  n_cold;
     int32_t  is_staged;    // a decision about uploads is waited for
     int32_t  link_columns; // 0: the CPU branch computes whole experts
-    uint32_t padding_0[9];
+    int32_t  is_followed;  // by a step of the next layer that waits for uploads too
+    int32_t  rest_us;      // since the last uploads were there
+    uint32_t padding_0[7];
 
     uint32_t answer;   // by the CPU, in a cache line of its own
     uint32_t padding_1[15];
@@ -51,7 +57,8 @@ struct ostinato_request {
 
     uint32_t decided;  // by the CPU
     int32_t  n_copies;
-    uint32_t padding_3[14];
+    int32_t  n_prefetched; // behind them in `copies`
+    uint32_t padding_3[13];
 };
 
 // From page-locked memory to the device. Addresses and size are multiples of 16.
@@ -71,6 +78,9 @@ struct ostinato_mailbox_state {
     uint64_t n_cold_total;
     uint64_t waited_ns;    // by JOIN
     uint64_t n_linked;     // cold routes that the link had a share of
+    uint64_t decode_waited_ns; // of waited_ns, in steps of one token
+    uint64_t copied_ns;    // when the last step's uploads were there, by the GPU's clock
+    int32_t  n_prefetched; // of `prefetched`, at this moment
 };
 
 struct ostinato_mailbox {
@@ -82,11 +92,12 @@ struct ostinato_mailbox {
     ostinato_mailbox_state * state = nullptr;
 
     // Upload path. In page-locked memory, by the CPU:
-    ostinato_copy * copies = nullptr;
+    ostinato_copy * copies = nullptr;    // those of the step, then those of the prefetch
     int32_t * decided_slots = nullptr;   // (n_experts) the staging slot of each expert of the step's layer, -1 where it is not uploaded
     int32_t   n_experts = 0;
     // and its copy in device memory.
     int32_t * staged_slots = nullptr;    // (n_experts)
+    ostinato_copy * prefetched = nullptr; // (n_experts), likewise
     void * stream = nullptr;             // the second one
     void * forked = nullptr;             // events
     void * joined = nullptr;

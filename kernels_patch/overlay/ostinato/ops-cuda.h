@@ -13,9 +13,9 @@ bool ostinato_cuda_supports_op(const ggml_tensor * op);
 // be captured in a CUDA graph. False when `dst` is a custom node of somebody else.
 bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
-// A pass is about to be submitted whose CUDA graph has this key: it is kept, however long ago it was used. A conversation pauses for longer than ggml
-// keeps a graph.
-void ostinato_keep_graph(ggml_backend_cuda_context & ctx, const void * key);
+// A pass, or the part of one that lies between two splits, is about to be submitted. Its CUDA graph, which has this key, is kept, however long ago it
+// was used: a conversation pauses for longer than ggml keeps a graph.
+void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key);
 
 // A pass was submitted.
 void ostinato_count_pass(const ggml_backend_cuda_context & ctx, bool is_graph, bool is_captured);

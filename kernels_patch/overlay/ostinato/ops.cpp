@@ -154,6 +154,24 @@ ggml_tensor * ostinato_publish(
     return node;
 }
 
+void ostinato_follow(ggml_cgraph * graph, const ggml_tensor * published) {
+    int n = ggml_graph_n_nodes(graph) - 1;
+    while (n >= 0 && ggml_graph_node(graph, n) != published) {
+        --n;
+    }
+    for (--n; n >= 0; --n) {
+        ggml_tensor * node = ggml_graph_node(graph, n);
+        if (ostinato_op_of(node) == OSTINATO_OP_PUBLISH) {
+            const bool is_before = ostinato_mailbox_of(node) == ostinato_mailbox_of(published) && node->src[0]->ne[1] == published->src[0]->ne[1] &&
+                node->op_params[OSTINATO_PARAM_LAYER] + 1 == published->op_params[OSTINATO_PARAM_LAYER];
+            if (is_before && node->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_STAGED) {
+                node->op_params[OSTINATO_PARAM_SHARE] = OSTINATO_FOLLOWED;
+            }
+            return;
+        }
+    }
+}
+
 ggml_tensor * ostinato_link_ids(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * published) {
     const int64_t k        = ids->ne[0];
     const int64_t n_tokens = ids->ne[1];

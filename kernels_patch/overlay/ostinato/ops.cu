@@ -32,6 +32,9 @@ static __device__ __forceinline__ uint64_t now_ns() {
     return ns;
 }
 
+// By device: the last PUBLISH of the graph being submitted. A layer that follows it lies in another graph.
+static const ggml_tensor * unfollowed_of[GGML_CUDA_MAX_DEVICES];
+
 struct publish_args {
     const int32_t * ids;     // (n_routes) with strides in elements
     int64_t stride_id;
@@ -50,6 +53,7 @@ struct publish_args {
     int zero_slot;
     int layer;
     int is_staged;
+    int is_followed;
     int link_columns;
     ostinato_mailbox mailbox;
 };
@@ -95,6 +99,8 @@ static __device__ __forceinline__ void publish_signal(const publish_args & a, co
     store_volatile(&request->k,        a.k);
     store_volatile(&request->n_cold,   n_cold);
     store_volatile(&request->is_staged,    a.is_staged);
+    store_volatile(&request->is_followed,  a.is_followed);
+    store_volatile(&request->rest_us,      (uint32_t) min((now_ns() - state->copied_ns)/1000, (uint64_t) 1000000000));
     store_volatile(&request->link_columns, a.link_columns);
     state->n_published  += 1;
     state->n_cold_total += n_cold;
@@ -154,8 +160,30 @@ static __global__ void publish_done(const publish_args a) {
 
 // Few blocks, so that the product chain beside it has the GPU to itself: the link is busy with far fewer bytes in flight than these ask for.
 static constexpr int COPY_BLOCKS  = 32;
+static constexpr int PREFETCH_BLOCKS = 16; // beside attention
 static constexpr int COPY_THREADS = 512;
 static constexpr int COPIES_AT_ONCE = 48; // in shared memory
+
+// One thread's part of a copy.
+static __device__ __forceinline__ void copy_pieces(const ostinato_copy & copy, const int64_t thread, const int64_t stride) {
+    const uint4 * src = (const uint4 *) copy.src;
+    uint4 * dst       = (uint4 *) copy.dst;
+    const int64_t n   = copy.bytes/16;
+    int64_t i = thread;
+    for (; i + 3*stride < n; i += 4*stride) {
+        const uint4 w0 = src[i];
+        const uint4 w1 = src[i + stride];
+        const uint4 w2 = src[i + 2*stride];
+        const uint4 w3 = src[i + 3*stride];
+        dst[i] = w0;
+        dst[i + stride]   = w1;
+        dst[i + 2*stride] = w2;
+        dst[i + 3*stride] = w3;
+    }
+    for (; i < n; i += stride) {
+        dst[i] = src[i];
+    }
+}
 
 static __global__ void copy_experts(const ostinato_mailbox mailbox) {
     ostinato_mailbox_state * state = mailbox.state;
@@ -178,14 +206,24 @@ static __global__ void copy_experts(const ostinato_mailbox mailbox) {
         }
     }
     __syncthreads();
+    const int64_t thread = (int64_t) blockIdx.x*blockDim.x + threadIdx.x;
+    const int64_t stride = (int64_t) gridDim.x*blockDim.x;
     if (!is_decided) {
+        if (thread == 0) {
+            state->n_prefetched = 0;
+        }
         return;
     }
     // Lists and slots come over the link once per block. Volatile: the host wrote them while the kernel ran.
     __shared__ ostinato_copy copies[COPIES_AT_ONCE];
-    const int n_copies = *(const volatile int32_t *) &mailbox.request->n_copies;
-    const int64_t thread = (int64_t) blockIdx.x*blockDim.x + threadIdx.x;
-    const int64_t stride = (int64_t) gridDim.x*blockDim.x;
+    const int n_copies     = *(const volatile int32_t *) &mailbox.request->n_copies;
+    const int n_prefetched = *(const volatile int32_t *) &mailbox.request->n_prefetched;
+    if (thread == 0) {
+        state->n_prefetched = n_prefetched;
+    }
+    for (int64_t w = thread; w < n_prefetched*(int64_t) (sizeof(ostinato_copy)/sizeof(uint64_t)); w += stride) {
+        ((uint64_t *) mailbox.prefetched)[w] = ((const volatile uint64_t *) (mailbox.copies + n_copies))[w];
+    }
     for (int64_t e = thread; e < mailbox.n_experts; e += stride) {
         mailbox.staged_slots[e] = *(const volatile int32_t *) (mailbox.decided_slots + e);
     }
@@ -198,35 +236,36 @@ static __global__ void copy_experts(const ostinato_mailbox mailbox) {
         }
         __syncthreads();
         for (int listed = 0; listed < n_listed; ++listed) {
-            const ostinato_copy copy = copies[listed];
-            const uint4 * src = (const uint4 *) copy.src;
-            uint4 * dst       = (uint4 *) copy.dst;
-            const int64_t n   = copy.bytes/16;
-            int64_t i = thread;
-            for (; i + 3*stride < n; i += 4*stride) {
-                const uint4 w0 = src[i];
-                const uint4 w1 = src[i + stride];
-                const uint4 w2 = src[i + 2*stride];
-                const uint4 w3 = src[i + 3*stride];
-                dst[i] = w0;
-                dst[i + stride]   = w1;
-                dst[i + 2*stride] = w2;
-                dst[i + 3*stride] = w3;
-            }
-            for (; i < n; i += stride) {
-                dst[i] = src[i];
-            }
+            copy_pieces(copies[listed], thread, stride);
         }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicMax((unsigned long long *) &state->copied_ns, (unsigned long long) now_ns());
     }
 }
 
-static void fork_upload(const ostinato_mailbox & mailbox, cudaStream_t stream) {
+// The decision's second list. Whoever stages next waits for it, since the stream keeps the order.
+static __global__ void prefetch_experts(const ostinato_mailbox mailbox) {
+    const int64_t thread = (int64_t) blockIdx.x*blockDim.x + threadIdx.x;
+    const int64_t stride = (int64_t) gridDim.x*blockDim.x;
+    const int n_prefetched = mailbox.state->n_prefetched;
+    for (int i = 0; i < n_prefetched; ++i) {
+        copy_pieces(mailbox.prefetched[i], thread, stride);
+    }
+}
+
+static void fork_upload(const ostinato_mailbox & mailbox, const bool is_followed, cudaStream_t stream) {
     cudaStream_t second = (cudaStream_t) mailbox.stream;
     CUDA_CHECK(cudaEventRecord((cudaEvent_t) mailbox.forked, stream));
     CUDA_CHECK(cudaStreamWaitEvent(second, (cudaEvent_t) mailbox.forked, 0));
     copy_experts<<<COPY_BLOCKS, COPY_THREADS, 0, second>>>(mailbox);
     CUDA_CHECK(cudaGetLastError());
     CUDA_CHECK(cudaEventRecord((cudaEvent_t) mailbox.joined, second));
+    if (is_followed) {
+        prefetch_experts<<<PREFETCH_BLOCKS, COPY_THREADS, 0, second>>>(mailbox);
+        CUDA_CHECK(cudaGetLastError());
+    }
 }
 
 static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
@@ -262,7 +301,8 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
     a.zero_slot = dst->op_params[OSTINATO_PARAM_ZERO_SLOT];
     a.layer     = dst->op_params[OSTINATO_PARAM_LAYER];
     a.mailbox   = *ostinato_mailbox_of(dst);
-    a.is_staged = dst->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_STAGED;
+    a.is_staged   = dst->op_params[OSTINATO_PARAM_SHARE] <= OSTINATO_STAGED;
+    a.is_followed = dst->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_FOLLOWED && dst != unfollowed_of[ctx.device];
     GGML_ASSERT(a.n_routes <= a.mailbox.max_routes && a.n_inputs <= a.mailbox.max_inputs);
     if (const ggml_tensor * link_table = dst->src[5]) {
         a.link_table   = (const int32_t *) link_table->data;
@@ -279,12 +319,12 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
     }
     CUDA_CHECK(cudaGetLastError());
     if (a.is_staged) {
-        fork_upload(a.mailbox, stream);
+        fork_upload(a.mailbox, a.is_followed, stream);
     }
 }
 
 // True when the answer to the step is there, false when there is nothing to wait for or waiting has failed. One thread of a block.
-static __device__ bool join_wait(const ostinato_mailbox & mailbox, const bool is_counted) {
+static __device__ bool join_wait(const ostinato_mailbox & mailbox, const bool is_counted, const bool is_decode) {
     ostinato_mailbox_state * state = mailbox.state;
     if (state->n_cold == 0 || state->failed) {
         return false;
@@ -303,21 +343,22 @@ static __device__ bool join_wait(const ostinato_mailbox & mailbox, const bool is
     }
     __threadfence_system(); // what the host wrote before its answer is read after it
     if (is_counted) {
-        state->waited_ns += now - begin;
+        state->waited_ns        += now - begin;
+        state->decode_waited_ns += is_decode ? now - begin : 0;
     }
     return true;
 }
 
-static __global__ void join_waiting(const ostinato_mailbox mailbox) {
-    join_wait(mailbox, true);
+static __global__ void join_waiting(const ostinato_mailbox mailbox, const bool is_decode) {
+    join_wait(mailbox, true, is_decode);
 }
 
 // is_waiting: every block waits for itself; else join_waiting did before.
 static __global__ void join_add(
-        const ostinato_mailbox mailbox, const float * gpu, float * dst, const int64_t n, const bool is_waiting) {
+        const ostinato_mailbox mailbox, const float * gpu, float * dst, const int64_t n, const bool is_waiting, const bool is_decode) {
     __shared__ bool has_answer;
     if (threadIdx.x == 0) {
-        has_answer = is_waiting ? join_wait(mailbox, blockIdx.x == 0) : mailbox.state->n_cold > 0 && !mailbox.state->failed;
+        has_answer = is_waiting ? join_wait(mailbox, blockIdx.x == 0, is_decode) : mailbox.state->n_cold > 0 && !mailbox.state->failed;
     }
     __syncthreads();
     const bool is_added = has_answer;
@@ -334,13 +375,14 @@ static void join(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     if (n == 0) {
         return;
     }
-    cudaStream_t stream = ctx.stream();
+    const bool is_decode = gpu->ne[1] == 1;
+    cudaStream_t stream  = ctx.stream();
     if (n <= SMALL_INPUTS/8) {
-        join_add<<<(n + 1023)/1024, 1024, 0, stream>>>(mailbox, (const float *) gpu->data, (float *) dst->data, n, true);
+        join_add<<<(n + 1023)/1024, 1024, 0, stream>>>(mailbox, (const float *) gpu->data, (float *) dst->data, n, true, is_decode);
     } else {
-        join_waiting<<<1, 1, 0, stream>>>(mailbox);
+        join_waiting<<<1, 1, 0, stream>>>(mailbox, is_decode);
         join_add<<<(int) std::min<int64_t>((n + BLOCK - 1)/BLOCK, 1024), BLOCK, 0, stream>>>(
-            mailbox, (const float *) gpu->data, (float *) dst->data, n, false);
+            mailbox, (const float *) gpu->data, (float *) dst->data, n, false, is_decode);
     }
     CUDA_CHECK(cudaGetLastError());
 }
@@ -422,7 +464,13 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
     return false;
 }
 
-void ostinato_keep_graph(ggml_backend_cuda_context & ctx, const void * key) {
+// The uploads of a graph are joined within it, or it could not be captured.
+void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
+    const ggml_tensor * last = nullptr;
+    for (int i = graph->n_nodes - 1; i >= 0 && !last; --i) {
+        last = ostinato_op_of(graph->nodes[i]) == OSTINATO_OP_PUBLISH ? graph->nodes[i] : nullptr;
+    }
+    unfollowed_of[ctx.device] = last;
 #ifdef USE_CUDA_GRAPH
     const auto found = ctx.cuda_graphs.find(key);
     if (found != ctx.cuda_graphs.end()) {

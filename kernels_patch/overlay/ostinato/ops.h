@@ -42,11 +42,12 @@ constexpr int     OSTINATO_PARAM_OP        = 9;
 constexpr int     OSTINATO_PARAM_PHASE     = 10;
 constexpr int     OSTINATO_PARAM_ZERO_SLOT = 11;         // the first zero slot, or OSTINATO_NO_ZERO_SLOT
 constexpr int     OSTINATO_PARAM_LAYER     = 12;         // what the mailbox calls the layer
-constexpr int     OSTINATO_PARAM_SHARE     = 13;         // of PUBLISH: OSTINATO_STAGED, or the link's columns, or 0
+constexpr int     OSTINATO_PARAM_SHARE     = 13;         // of PUBLISH: OSTINATO_STAGED or _FOLLOWED, or the link's columns, or 0
 constexpr int     OSTINATO_PARAM_MAILBOX   = 14;         // a pointer, in two words; nullptr on the CPU
 
 constexpr int32_t OSTINATO_NO_ZERO_SLOT    = -1;         // routes of cold experts are skipped instead; see skip.h
-constexpr int32_t OSTINATO_STAGED          = -1;         // a STAGE node follows
+constexpr int32_t OSTINATO_STAGED          = -1;         // a STAGE node follows,
+constexpr int32_t OSTINATO_FOLLOWED        = -2;         // and one of the next layer after it
 
 static_assert(GGML_MAX_OP_PARAMS / sizeof(int32_t) >= OSTINATO_PARAM_MAILBOX + sizeof(void *)/sizeof(int32_t),
     "op_params are too small for Ostinato's operators");
@@ -92,6 +93,9 @@ struct ostinato_layer_ops {
 ggml_tensor * ostinato_publish(
         ggml_context * ctx, const ostinato_layer_ops & ops, ggml_tensor * ids, ggml_tensor * counts, ggml_tensor * x, ggml_tensor * weights,
         int32_t phase, ggml_tensor ** slot_ids);
+
+// `published` stages uploads: says so to the PUBLISH node before it in `graph`, where that is one of the layer before, of the same GPU and as many tokens.
+void ostinato_follow(ggml_cgraph * graph, const ggml_tensor * published);
 
 // Ids [k, n_tokens] for the products that read in place what `published` gave to the link.
 ggml_tensor * ostinato_link_ids(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * published);

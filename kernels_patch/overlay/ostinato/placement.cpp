@@ -96,6 +96,7 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
         cold.pinned = pinned[i].data();
         cold.linked = linked[i].data();
         target.client.layers.push_back(cold);
+        target.client.uploads.add_layer(layers[i].n_experts);
     }
     add_kinds();
     for (auto & g : groups) {
@@ -137,7 +138,7 @@ void ostinato_placement::add_kinds() {
 }
 
 void ostinato_placement::add_group(ggml_backend_dev_t device) {
-    auto g = std::make_unique<group>();
+    auto g = std::make_unique<group>(limits.upload);
     g->device        = device;
     g->memory.buft   = ggml_backend_dev_buffer_type(device);
     g->memory.cuda   = cuda_functions(device);
@@ -153,16 +154,16 @@ void ostinato_placement::add_group(ggml_backend_dev_t device) {
         m.n_experts     = n_experts;
         m.request       = (ostinato_request *) cuda.allocate_host(sizeof(ostinato_request));
         m.decided_slots = (int32_t *) cuda.allocate_host(n_experts*sizeof(int32_t));
-        m.copies        = (ostinato_copy *) cuda.allocate_host(4*n_experts*sizeof(ostinato_copy));
+        m.copies        = (ostinato_copy *) cuda.allocate_host(5*n_experts*sizeof(ostinato_copy));
         m.stream        = cuda.make_stream(g->memory.device);
         m.forked        = cuda.make_event(g->memory.device);
         m.joined        = cuda.make_event(g->memory.device);
-        g->client.limits = limits.upload;
-        g->state.reset(ggml_backend_buft_alloc_buffer(g->memory.buft, STATE_BYTES + n_experts*sizeof(int32_t)));
+        g->state.reset(ggml_backend_buft_alloc_buffer(g->memory.buft, STATE_BYTES + n_experts*(sizeof(ostinato_copy) + sizeof(int32_t))));
         if (!g->state || !m.request || !m.decided_slots || !m.copies || !m.stream || !m.forked || !m.joined) {
             throw std::bad_alloc();
         }
-        m.staged_slots = (int32_t *) ((char *) ggml_backend_buffer_get_base(g->state.get()) + STATE_BYTES);
+        m.prefetched   = (ostinato_copy *) ((char *) ggml_backend_buffer_get_base(g->state.get()) + STATE_BYTES);
+        m.staged_slots = (int32_t *) (m.prefetched + n_experts);
         ggml_backend_buffer_clear(g->state.get(), 0);
         memset(g->mailbox.request, 0, sizeof(ostinato_request));
         g->mailbox.state      = (ostinato_mailbox_state *) ggml_backend_buffer_get_base(g->state.get());
@@ -589,11 +590,11 @@ void ostinato_placement::announce(group & g, int64_t n_tokens, bool was_idle) {
         g.borrower->begin_decode(was_idle);
     } else if (g.borrower && n_tokens >= limits.upload.choice_tokens) {
         // room for as many experts as passes of this size staged in a layer so far, and some more
-        const int32_t seen = g.client.most_staged[ostinato_size_class(n_tokens)].load();
+        const int32_t seen = g.client.uploads.most_places[ostinato_size_class(n_tokens)].load();
         const bool is_known = seen > 0 && n_tokens < limits.upload.all_tokens;
         const int32_t most  = is_known ? seen + seen/4 + 2 : std::numeric_limits<int32_t>::max();
         g.borrower->give_back(g.pool->staging_end(most));
-        g.client.max_staged.store(most);
+        g.client.uploads.max_places.store(most);
     }
 }
 
@@ -652,14 +653,17 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
             v.cold_routes = state.n_cold_total;
             v.waited_ns   = state.waited_ns;
             v.linked      = state.n_linked;
+            v.decode_waited_ns = state.decode_waited_ns;
         }
         if (g->is_gpu()) {
             v.graphs = g->memory.cuda->graph_counts(g->memory.device);
         }
         v.cpu_routes     = g->client.n_cpu_routes;
         v.cpu_busy_ns    = g->client.busy_ns;
-        v.uploaded       = g->client.n_uploaded;
-        v.uploaded_bytes = g->client.uploaded_bytes;
+        v.uploaded       = g->client.uploads.n_uploaded;
+        v.uploaded_bytes = g->client.uploads.bytes;
+        v.prefetched     = g->client.uploads.n_prefetched;
+        v.foreseen       = g->client.uploads.n_foreseen;
         v.staging_bytes  = g->pool->lent();
         v.borrowing      = g->borrower ? g->borrower->view() : ostinato_borrowing_view {};
         v.speeds         = g->client.speeds;
@@ -671,6 +675,7 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
         for (size_t n = 0; g->is_gpu() && n < g->layers.size(); ++n) {
             const ostinato_placed_layer & layer = layers[g->layers[n]];
             v.decode.push_back(g->client.times.decode_of((int32_t) n, layer.il, (int64_t) ostinato_expert_bytes(*layer.ffn)));
+            v.decode_busy_ns = std::accumulate(v.decode.back().ns.begin(), v.decode.back().ns.end(), v.decode_busy_ns);
         }
         views.push_back(std::move(v));
     }

@@ -43,7 +43,7 @@ struct ostinato_limits {
     size_t margin_bytes = 1024ull*1024*1024; // of each GPU, left free
     int    n_threads    = 0;                 // 0: as many as are worth having
     uint64_t timeout_ns = 20'000'000'000;
-    ostinato_upload_limits upload = { 32, std::numeric_limits<int64_t>::max() };
+    ostinato_upload_limits upload = { 32, std::numeric_limits<int64_t>::max(), 0 };
     int64_t link_tokens  = 4; // steps of at most so many tokens have a part of their cold experts read in place by the GPU;
     int32_t link_percent = 0; // of the hidden columns: 0: by the measured speeds, -1: none
     int64_t borrow_tokens  = 4; // passes of at most so many tokens use experts in borrowed memory,
@@ -64,12 +64,16 @@ struct ostinato_memory_view {
     size_t pool_used     = 0;
     uint64_t published   = 0; // steps of layers with cold routes
     uint64_t cold_routes = 0;
-    uint64_t waited_ns   = 0; // by the GPU, for the CPU branch
+    uint64_t waited_ns   = 0; // by the GPU, for the CPU branch,
+    uint64_t decode_waited_ns = 0; // and that in steps of one token
     uint64_t linked      = 0; // cold routes that the link had a share of
     uint64_t cpu_routes  = 0; // cold routes that the CPU branch computed, or a share of
     uint64_t cpu_busy_ns = 0;
+    uint64_t decode_busy_ns = 0; // in steps of one token
     uint64_t uploaded    = 0; // experts
     uint64_t uploaded_bytes = 0;
+    uint64_t prefetched  = 0; // experts copied before their layer's router had run,
+    uint64_t foreseen    = 0; // and those of them that it chose
     size_t staging_bytes = 0;
     ostinato_borrowing_view borrowing;
     ostinato_graph_counts graphs;
@@ -136,6 +140,7 @@ public:
     std::vector<ostinato_memory_view> view() const;
     size_t pool_bytes() const;
     size_t pinned_bytes() const { return arena ? arena->locked_bytes() : 0; }
+    bool prefetches() const { return limits.upload.prefetch_us >= 0; }
     std::string pin_refusal() const { return arena ? arena->refusal() : ""; }
 
 private:
@@ -146,6 +151,8 @@ private:
         std::vector<size_t> layers;
         std::vector<ostinato_pool_layer> pool_layers;
         std::unique_ptr<ostinato_expert_pool> pool;
+
+        explicit group(const ostinato_upload_limits & limits) : client(limits) {}
 
         ostinato_mailbox mailbox;
         ggml_backend_buffer_ptr state;

@@ -134,10 +134,14 @@ static json describe_devices(const llama_model * model) {
             { "published",     d.n_published },
             { "cold_routes",   d.n_cold },
             { "waited_ms",     d.waited_ns/1e6 },
+            { "decode_waited_ms", d.decode_waited_ns/1e6 },
+            { "decode_busy_ms",   d.decode_busy_ns/1e6 },
             { "cpu_routes",    d.n_cpu },
             { "cpu_busy_ms",   d.cpu_busy_ns/1e6 },
             { "uploaded",      d.n_uploaded },
             { "uploaded_bytes", d.uploaded_bytes },
+            { "prefetched",    d.n_prefetched },
+            { "foreseen",      d.n_foreseen },
             { "staging_bytes", d.staging_bytes },
             { "borrowed_bytes", d.borrowed_bytes },
             { "borrowed",      d.n_borrowed },
@@ -201,6 +205,29 @@ static json describe_memory(const llama_context * ctx, const json & devices) {
     };
 }
 
+// Of each MoE layer, which of `pool_bytes` it shares; null with one GPU.
+static json describe_gpu_of_layer(const llama_model * model) {
+    const auto entry = ostinato_find_model(model);
+    if (!entry) {
+        return nullptr;
+    }
+    std::map<int32_t, size_t> gpu_of_layer;
+    size_t n_gpus = 0;
+    for (const ostinato_memory_view & device : ostinato_view_residency(*entry).devices) {
+        for (const ostinato_layer_times & times : device.decode) {
+            gpu_of_layer[times.il] = n_gpus;
+        }
+        n_gpus += device.is_gpu;
+    }
+    json out = nullptr;
+    for (const auto & [il, gpu] : gpu_of_layer) {
+        if (n_gpus > 1) {
+            out.push_back(gpu);
+        }
+    }
+    return out;
+}
+
 static server_http_res_ptr get_status(const server_http_req &) {
     const llama_model * model = served_model();
     ostinato_route_shape shape = { 0, 0 };
@@ -225,6 +252,7 @@ static server_http_res_ptr get_status(const server_http_req &) {
         { "residency", describe_residency(model) },
         { "devices",    devices },
         { "pool_bytes", pool_bytes },
+        { "gpu_of_layer", describe_gpu_of_layer(model) },
         { "cpu_branch", describe_cpu_branch(model) },
         { "memory",     model ? describe_memory(served_context(), devices) : json(nullptr) },
     });

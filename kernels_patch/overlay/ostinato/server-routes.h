@@ -3,8 +3,10 @@
 //   GET  /ostinato/status     {"abi","llama_commit",
 //                              "route_counting":{"enabled","reason","n_layers","n_experts"},
 //                              "residency":{"state":"none"|"applied"|"refused","reason","generation","hot_experts","pool_bytes"},
-//                              "devices":[{"name","gpu","pool_capacity","pool_used","published","cold_routes","waited_ms","cpu_routes","cpu_busy_ms",
-//                                          "uploaded","uploaded_bytes","staging_bytes","speeds"}, ...], "pool_bytes": of each GPU or null,
+//                              "devices":[{"name","gpu","pool_capacity","pool_used","published","cold_routes","waited_ms","decode_waited_ms",
+//                                          "cpu_routes","cpu_busy_ms","decode_busy_ms",
+//                                          "uploaded","uploaded_bytes","prefetched","foreseen","staging_bytes","speeds"}, ...], "pool_bytes": of each GPU or null,
+//                              "gpu_of_layer": null or of each MoE layer the place of its GPU in "pool_bytes",
 //                              "cpu_branch": null or of each device {"name","decode":[{"layer","expert_bytes","steps":[n with 1, 2, ... cold routes],
 //                                          "cpu_ms":[their sum]}, ...],"prefill":{"steps","cpu_routes","cpu_ms","cpu_ms_predicted"}},
 //                              "memory": bytes by use, of each GPU and of the host}

@@ -23,7 +23,7 @@ double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32
 }
 
 std::vector<int32_t> ostinato_choose_uploads(
-        const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads) {
+        const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads, double head_start) {
     double cpu = 0.0;
     std::vector<int32_t> order;
     for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
@@ -34,7 +34,7 @@ std::vector<int32_t> ostinato_choose_uploads(
     }
     // what costs the CPU most comes first, since every upload costs the link the same
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return rows[a] > rows[b]; });
-    double link = 0.0;
+    double link = -head_start;
     std::vector<int32_t> uploads;
     for (const int32_t i : order) {
         const double next_cpu  = cpu - ostinato_cpu_seconds(speeds, bytes, rows[i]);

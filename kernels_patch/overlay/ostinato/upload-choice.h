@@ -22,5 +22,16 @@ struct ostinato_speeds {
 // Seconds of the CPU branch for an expert of so many bytes and rows.
 double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows);
 
+// The power of two that a pass's tokens reach.
+inline int ostinato_size_class(int64_t n_tokens) {
+    int n = 0;
+    while (n < 31 && n_tokens >> (n + 1) > 0) {
+        ++n;
+    }
+    return n;
+}
+
 // The experts to upload, as indices into `rows`, at most `max_uploads`. rows[i] < 0: expert i cannot be uploaded, and the CPU has -rows[i] rows of it.
-std::vector<int32_t> ostinato_choose_uploads(const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads);
+// The link begins `head_start` seconds before the CPU.
+std::vector<int32_t> ostinato_choose_uploads(
+    const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads, double head_start = 0.0);

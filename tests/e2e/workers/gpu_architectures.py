@@ -37,11 +37,12 @@ PASSES = (1, 2, 3, 4, 5, 6, 7, 8, 32, 300)
 PATHS: dict[str, dict[str, Any]] = {
     "split": {"upload_tokens": NEVER, "link_percent": -1},
     "link": {"upload_tokens": NEVER, "link_percent": 50},
-    "upload": {"upload_tokens": 2, "upload_all_tokens": 2, "link_percent": -1},
-    "choice": {"upload_tokens": 2},
+    "upload": {"upload_tokens": 2, "upload_all_tokens": 2, "link_percent": -1, "prefetch_us": 2000},
+    "choice": {"upload_tokens": 2, "prefetch_us": 2000},
 }
 """The CPU branch alone; the same with a share for the GPU in steps of few tokens; uploads of all that staging holds; a
-choice per expert, and shares by measured speeds. On GPUs; a CPU has the first one only."""
+choice per expert, and shares by measured speeds. What is prefetched differs between the two evaluations of a placement,
+and its results may not. On GPUs; a CPU has the first one only."""
 
 PLACEMENTS = {
     "split": ("half", "none", "quarter", "all"),
@@ -220,6 +221,7 @@ class Sweep:
                     "cold_routes": device.cold_routes - before.cold_routes,
                     "cpu_routes": device.cpu_routes - before.cpu_routes,
                     "uploaded": device.uploaded - before.uploaded,
+                    "foreseen": device.foreseen - before.foreseen,
                     "linked": device.linked - before.linked,
                     "staging_bytes": device.staging_bytes,
                 }

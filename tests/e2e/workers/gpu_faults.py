@@ -28,6 +28,7 @@ TIMEOUT_MS = 1500
 STALL_MS = 2400
 """Longer than a GPU waits, and shorter than the engine then waits for its threads before it gives itself up."""
 LONGEST_S = 30.0
+ENDS_WITHIN_S = 10.0
 """A client that waits longer calls it hanging."""
 WORDS = ("in vain", "seen by the host", "only a new engine helps")
 QUESTION = "The order W3792453 was delivered. The customer wants to"
@@ -107,7 +108,7 @@ class Trial:
             taken=taken or not (self.directory / "faults" / fault).exists(),
             after=[again.status, truth.status],
             recovered=again.status == truth.status == 200 and again.body == truth.body,
-            ended=engine.process.poll() is not None,
+            ended=ended(engine),
             texts=[again.body, truth.body],
             log=[line for line in engine.log.splitlines() if any(word in line for word in WORDS)][-3:],
         )
@@ -128,12 +129,20 @@ class Trial:
             statuses.append(answer.status)
             if answer.status == 200:
                 return {"after": statuses, "recovered": answer.body == expected, "ended": False}
-        return {"after": statuses, "recovered": False, "ended": engine.process.poll() is not None}
+        return {"after": statuses, "recovered": False, "ended": ended(engine)}
 
     def note(self, what: str, **observed: Any) -> None:
         """Keep an observation."""
         self.observations.append({"what": what, **observed})
         print(json.dumps(self.observations[-1]), flush=True)
+
+
+def ended(engine: EngineServer) -> bool:
+    """Whether the engine's process is through, or soon is: what ends it writes a backtrace first."""
+    until = time.monotonic() + ENDS_WITHIN_S
+    while engine.process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    return engine.process.poll() is not None
 
 
 def while_running(trial: Trial) -> None:

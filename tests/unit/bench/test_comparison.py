@@ -13,7 +13,7 @@ import pytest
 
 from ostinatod.bench.comparison import RESULTS_FILE, Comparison, Outcome, compare
 from ostinatod.bench.memory import pool_limit
-from ostinatod.bench.sessions import Limits
+from ostinatod.bench.options import Options
 from ostinatod.bench.settings import Setting
 from ostinatod.errors import EngineError, RequestError
 from ostinatod.profiles.experts import ModelExperts
@@ -82,16 +82,15 @@ class Scripted:
             experts=EXPERTS,
             context_tokens=4096,
             recorded=(),
-            shapes=(),
-            limits=Limits(),
             on_gpu=True,
-            gpu_bytes=240,
             pool_bytes=None,
+            options=Options(gpu_bytes=240),
         )
 
     def compare(self, *, resume: bool = False, **changes: Any) -> Outcome:
         self.jobs_file.unlink(missing_ok=True)
-        return compare(replace(self.plan, **changes), self.folder / "out", self.progress, resume=resume)
+        plan = replace(self.plan, options=replace(self.plan.options, **changes))
+        return compare(plan, self.folder / "out", self.progress, resume=resume)
 
     def jobs(self, do: str) -> list[dict[str, Any]]:
         every = [json.loads(line) for line in self.jobs_file.read_text().splitlines()]

@@ -9,6 +9,7 @@ import numpy as np
 from ostinatod.bench.comparison import Comparison, Outcome
 from ostinatod.bench.conclusion import concluded, write_report
 from ostinatod.bench.learning import Chosen, Learned, chosen_from_json
+from ostinatod.bench.options import Options
 from ostinatod.bench.sessions import Limits, Session, Turn
 from ostinatod.bench.settings import Setting
 from ostinatod.profiles.experts import ModelExperts
@@ -22,11 +23,9 @@ PLAN = Comparison(
     experts=EXPERTS,
     context_tokens=4096,
     recorded=(),
-    shapes=(),
-    limits=Limits(turns=2),
     on_gpu=True,
-    gpu_bytes=5000,
     pool_bytes=None,
+    options=Options(limits=Limits(turns=2), gpu_bytes=5000),
 )
 SESSIONS = [
     Session("first", "swe", "held-out", (Turn("first", 0, (1, 2), (3,)), Turn("after_tool", 2, (4,), (5, 6)))),

@@ -26,8 +26,9 @@ def test_the_preset_has_every_setting_that_is_compared() -> None:
         ("mmap", 512, (0, 1)),
         ("mmap", 32, (0, 1)),
     ]
-    uploads = [(r.setting.upload_tokens, r.setting.upload_all_tokens) for r in rows if r.hot == 0.44]
-    assert uploads == [(0, 0), (NEVER, 0), (32, 32), (512, 512)]
+    hot = [r.setting for r in rows if r.hot == 0.44]
+    uploads = [(s.upload_tokens, s.upload_all_tokens, s.prefetch_us) for s in hot]
+    assert uploads == [(0, 0, 0), (0, 0, -1), (NEVER, 0, 0), (32, 32, 0), (512, 512, 0)]
     assert {max(r.lengths) for r in rows if r.lengths} == {512}
     assert len({r.setting.name for r in rows}) == len(rows)
 

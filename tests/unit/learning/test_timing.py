@@ -17,6 +17,7 @@ from ostinatod.learning.generations import Generations
 from ostinatod.learning.model_files import ModelFacts, ModelFiles
 from ostinatod.learning.timing import Timings, step_samples
 from ostinatod.profiles.calibration import CpuBranch
+from ostinatod.profiles.cost_model import CostModel
 from ostinatod.routing_log.records import LoggedRequest
 from ostinatod.store.records import ModelRecord
 
@@ -25,18 +26,35 @@ ROUTES = 2 * 2
 """Of a token of the fake model: two layers, two experts each."""
 
 
-def engine(steps: int = ENOUGH_STEPS, *, alpha: float = 0.1, beta: float = 0.2) -> dict[str, Any]:
+def engine(steps: int = ENOUGH_STEPS, *, alpha: float = 0.1, beta: float = 0.2, gpu: float = 0.0) -> dict[str, Any]:
     """The status of an engine whose layer 0 had so many decode steps with one cold route, and as many with two."""
+    return counted([steps, steps], alpha, beta, gpu)
+
+
+def counted(steps: list[int], alpha: float, beta: float, gpu: float) -> dict[str, Any]:
+    """The status of an engine with so many steps of a layer with 1, 2, … cold routes; its GPU branch takes `gpu` ms."""
+    cpu_ms = [alpha + beta * r for r in range(1, len(steps) + 1)]
     decode = {
         "layer": 0,
         "expert_bytes": 8_000_000,
-        "steps": [steps, steps],
-        "cpu_ms": [steps * (alpha + beta), steps * (alpha + 2 * beta)],
+        "steps": steps,
+        "cpu_ms": [n * ms for n, ms in zip(steps, cpu_ms, strict=True)],
     }
+    waited_ms = sum(n * max(0.0, ms - gpu) for n, ms in zip(steps, cpu_ms, strict=True))
     prefill = {"steps": 3, "cpu_routes": 90, "cpu_ms": 11.0, "cpu_ms_predicted": 10.0}
     speeds = {"cpu_row_bytes_per_s": 70e9, "cpu_rows_bytes_per_s": 20e9, "link_bytes_per_s": 0.0}
     return {
-        "devices": [{"name": "CUDA0", "gpu": True, "speeds": speeds}],
+        "devices": [
+            {
+                "name": "CUDA0",
+                "gpu": True,
+                "decode_waited_ms": waited_ms,
+                "decode_busy_ms": sum(decode["cpu_ms"]),
+                "prefetched": 400,
+                "foreseen": 360,
+                "speeds": speeds,
+            }
+        ],
         "cpu_branch": [{"name": "CUDA0", "decode": [decode], "prefill": prefill}],
     }
 
@@ -77,6 +95,63 @@ def test_an_engine_s_costs_are_read() -> None:
     assert found.prefill_error == pytest.approx(0.1)
     (speeds,) = found.speeds
     assert (speeds.cpu_row_gbps, speeds.cpu_rows_gbps, speeds.link_gbps) == (70.0, 20.0, None)
+    assert found.foreseen_share == pytest.approx(0.9)
+
+
+def test_how_much_of_the_cpu_branch_the_gpu_hides_is_read_and_kept(calibrations: Callable[..., Calibrations]) -> None:
+    found = read_calibration(engine(gpu=0.2))
+    assert found is not None
+    assert found.overlap is not None
+    # As many steps of 0.3 as of 0.5 ms, 0.2 ms of each hidden.
+    assert found.overlap.hidden_share == pytest.approx(0.4 / 0.8)
+    assert found.overlap.gpu_branch_ms == pytest.approx(0.2)
+    calibrations().keep("f", "build", found)
+    assert calibrations().latest("f")["f"].calibration == found
+
+
+def test_an_engine_without_such_counters_tells_no_overlap() -> None:
+    status = engine()
+    for name in ("decode_waited_ms", "decode_busy_ms", "prefetched", "foreseen"):
+        del status["devices"][0][name]
+    found = read_calibration(status)
+    assert found is not None
+    assert (found.overlap, found.foreseen_share) == (None, None)
+    assert found.route_cost is not None
+    assert found.route_cost.ms == pytest.approx(0.2)
+
+
+def test_what_was_kept_before_overlap_was_measured_is_read(
+    tmp_path: Path, calibrations: Callable[..., Calibrations]
+) -> None:
+    calibrations().keep("f", "build", read_calibration(engine()))
+    with closing(sqlite3.connect(tmp_path / "learning.db")) as connection, connection:
+        removed = "json_remove(measured, '$.overlap', '$.foreseen_share')"
+        connection.execute(f"update calibrations set measured = {removed}")
+    kept = calibrations().latest("f")["f"].calibration
+    assert (kept.overlap, kept.foreseen_share) == (None, None)
+    assert kept.prefill_error == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("alpha", "beta", "gpu"), [(1.4, 1.84, 1.37), (0.2, 2.0, 2.0), (0.2, 2.0, 0.5)])
+def test_eight_requests_under_one_set_predict_another_where_the_overlap_is_known(
+    facts: ModelFacts, calibrations: Callable[..., Calibrations], alpha: float, beta: float, gpu: float
+) -> None:
+    # Equation (1): each of the two experts of a token and layer is cold with the same probability.
+    cost = CostModel.same_in_all_layers([gpu, gpu], gamma0_ms=0.0, alpha_ms=alpha, beta_ms=beta)
+
+    def tpot_ms(coverage: float) -> float:
+        cold = 1 - coverage
+        return 10 + cost.expected_step_ms([2 * cold] * 2, [1 - coverage**2] * 2)
+
+    now, then = 0.7, 0.85
+    requests = [logged(i, now + 0.002 * (i % 4), tpot_ms(now + 0.002 * (i % 4)) + 0.02 * (i % 3)) for i in range(8)]
+    steps = [round(20_000 * now * (1 - now)), round(10_000 * (1 - now) ** 2)]
+    timing = Timings(lambda _: requests[::-1], calibrations()).of(facts, counted(steps, alpha, beta, gpu), "build")
+    assert timing.step_time is not None
+    saved = tpot_ms(now) - tpot_ms(then)
+    expected = timing.step_time.tpot_ms(ROUTES * (1 - now)) - timing.step_time.tpot_ms(ROUTES * (1 - then))
+    assert expected == pytest.approx(saved, rel=0.2)
+    assert timing.step_time.tpot_ms(ROUTES * (1 - then)) == pytest.approx(tpot_ms(then), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +168,7 @@ def test_a_calibration_survives_until_a_fresh_engine_has_seen_enough(calibration
     early = calibrations().keep("f", "build", read_calibration(engine(3, beta=0.9)))
     assert early.calibration == kept.calibration
     later = calibrations().keep("f", "build", read_calibration(engine(beta=0.3)))
-    assert later.calibration.route_ms == pytest.approx(0.3)
+    assert later.calibration.cpu_branch[0].beta_ms == pytest.approx(0.3)
 
 
 def test_another_build_or_machine_begins_anew(calibrations: Callable[..., Calibrations]) -> None:
@@ -135,13 +210,14 @@ def test_the_engine_s_cost_stands_in_where_requests_are_alike(
     alike = [logged(i, 0.8, 12.0 + 0.01 * (i % 3)) for i in range(20)][::-1]
     timings = Timings(lambda _: alike, calibrations())
     assert timings.of(facts, None, None).step_time is None
-    timing = timings.of(facts, engine(beta=0.2), "build")
+    timing = timings.of(facts, engine(beta=0.2, gpu=0.1), "build")
     assert timing.step_time is not None
     assert timing.step_time.route_ms == pytest.approx(0.2, rel=0.05)
     # 4 routes of a token, of which 0.2 are cold now and none would be.
     assert timing.step_time.tpot_ms(0.0) == pytest.approx(12.0 - 0.2 * 0.8, abs=0.1)
     reasons = " ".join(timing.reasons())
     assert "0.100 + 0.200 r ms" in reasons
+    assert "works meanwhile for 25% of that time, so a cold route adds 0.2000 ms" in reasons
     assert "off by" in reasons
     assert "+10%" in reasons
 

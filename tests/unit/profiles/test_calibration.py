@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinatod.profiles.calibration import LayerTimes, fit_cpu_branch, mean_route_ms
+from ostinatod.profiles.calibration import LayerTimes, fit_cpu_branch, fit_overlap, mean_route_ms
 from ostinatod.profiles.errors import CostModelError
 
 
@@ -61,7 +61,72 @@ def test_neither_constant_is_negative() -> None:
     assert fit.beta_ms == pytest.approx((0.1 * 1 + 0.4 * 2) / (1 + 4))
 
 
+def waits(alpha: float, beta: float, gpu: float, steps: tuple[int, ...]) -> float:
+    """Of a GPU whose branch takes so long, over such steps."""
+    return sum(n * max(0.0, alpha + beta * r - gpu) for r, n in enumerate(steps, 1))
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+    st.lists(st.integers(1, 1000), min_size=2, max_size=8).map(tuple),
+    st.floats(0, 0.99),
+)
+def test_the_gpu_branch_is_found_from_what_the_gpu_waited(
+    alpha: float, beta: float, steps: tuple[int, ...], share: float
+) -> None:
+    gpu = share * (alpha + beta * len(steps))
+    found = fit_overlap([layer(alpha, beta, steps)], waits(alpha, beta, gpu, steps))
+    assert found is not None
+    assert found.gpu_branch_ms == pytest.approx(gpu, abs=1e-6)
+    busy = [(n, alpha + beta * r) for r, n in enumerate(steps, 1)]
+    hidden = sum(n * min(cpu, gpu) for n, cpu in busy) / sum(n * cpu for n, cpu in busy)
+    assert found.hidden_share == pytest.approx(hidden, abs=1e-6)
+
+
+def test_with_the_paper_s_constants_a_cold_route_adds_beta_and_little_more() -> None:
+    # Paper 3.2: alpha is 0.003 ms above G, which a layer's first cold route adds beside beta: 500 of 500 + 2 * 250 here.
+    steps = (500, 250)
+    found = fit_overlap([layer(0.140, 0.184, steps)], waits(0.140, 0.184, 0.137, steps))
+    assert found is not None
+    assert found.route_ms == pytest.approx(0.184 + 0.003 / 2)
+    # A third of the CPU branch's time is hidden all the same: beta times the rest would be far off.
+    assert found.hidden_share == pytest.approx(0.137 * 750 / (500 * 0.324 + 250 * 0.508))
+
+
+def test_a_first_cold_route_that_the_gpu_hides_adds_nothing() -> None:
+    # C(1) = 0.12 and C(2) = 0.22 against G = 0.15: waits of 0 and 0.07, which each of the two routes takes part in.
+    found = fit_overlap([layer(0.02, 0.1, (60, 20))], 20 * 0.07)
+    assert found is not None
+    assert found.route_ms == pytest.approx((60 * 0 + 40 * 0.07) / 100)
+
+
+def test_a_gpu_that_never_waits_hides_everything_and_one_that_waits_longer_nothing() -> None:
+    counted = [layer(0.1, 0.2, (30, 10))]
+    busy = 30 * 0.3 + 10 * 0.5
+    never, longer = fit_overlap(counted, 0.0), fit_overlap(counted, busy + 40 * 0.05)
+    assert never is not None
+    assert (never.hidden_share, never.route_ms) == (1.0, pytest.approx(0.0))
+    assert longer is not None
+    assert (longer.hidden_share, longer.gpu_branch_ms) == (0.0, 0.0)
+    # 0.05 ms for the way there and back belong to a layer's first route.
+    assert longer.route_ms == pytest.approx((30 * 0.35 + 20 * 0.2) / 50)
+
+
+def test_experts_of_two_sizes_share_one_gpu_branch() -> None:
+    small, large = layer(0.1, 0.2, (40, 10), expert_bytes=100), layer(0.1, 0.3, (20, 10), number=1, expert_bytes=150)
+    waited = waits(0.1, 0.2, 0.25, (40, 10)) + waits(0.1, 0.3, 0.25, (20, 10))
+    found = fit_overlap([large, small], waited)
+    assert found is not None
+    assert found.steps == 80
+    assert found.gpu_branch_ms == pytest.approx(0.25)
+    added = 40 * 0.05 + 20 * 0.2 + 20 * 0.15 + 20 * 0.3
+    assert found.route_ms == pytest.approx(added / 100)
+
+
 def test_nothing_measured_is_no_calibration() -> None:
+    assert fit_overlap([LayerTimes(0, 100, (0, 0), (0.0, 0.0))], 0.0) is None
+    assert fit_overlap([], 0.0) is None
     assert fit_cpu_branch([LayerTimes(0, 100, (0, 0), (0.0, 0.0))]) == ()
     assert mean_route_ms(()) is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ostinatod.profiles.step_time import StepSample, check_predictions, fit_step_time
+from ostinatod.profiles.step_time import RouteCost, StepSample, check_predictions, fit_step_time
 
 
 def samples(
@@ -43,12 +43,28 @@ def test_the_engine_s_measure_holds_until_requests_say_otherwise() -> None:
     # All requests under one set: nearly the same cold routes, so they alone tell nothing.
     alike = samples(20, noise=0.3, spread=0.1)
     assert fit_step_time(alike, None) is None
-    drawn = fit_step_time(alike, 0.15)
+    measured = RouteCost(0.15, 0.3 * 0.15)
+    drawn = fit_step_time(alike, measured)
     assert drawn is not None
     assert drawn.route_ms == pytest.approx(0.15, abs=0.03)
-    told = fit_step_time(samples(100, noise=0.3), 0.15)
+    told = fit_step_time(samples(100, noise=0.3), measured)
     assert told is not None
     assert told.route_ms == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_measure_that_is_surer_holds_longer() -> None:
+    # 30 requests with noise of 1 ms around a slope of 0.2.
+    found = samples(30, noise=1.0)
+    sure, unsure = fit_step_time(found, RouteCost(0.1, 0.01)), fit_step_time(found, RouteCost(0.1, 0.1))
+    assert sure is not None
+    assert unsure is not None
+    assert 0.1 <= sure.route_ms < 0.12 < unsure.route_ms
+
+
+def test_cold_routes_that_are_hidden_whole_cost_nothing() -> None:
+    fit = fit_step_time(samples(20, route=0.0), RouteCost(0.0, 0.03))
+    assert fit is not None
+    assert fit.tpot_ms(0.0) == pytest.approx(20.0)
 
 
 def test_cold_routes_that_cost_nothing_predict_nothing() -> None:
@@ -67,8 +83,9 @@ def test_a_longer_context_is_never_taken_to_be_faster() -> None:
 
 
 def test_too_few_requests_predict_nothing() -> None:
-    assert fit_step_time(samples(7), 0.2) is None
-    assert check_predictions(samples(7), 0.2) is None
+    measured = RouteCost(0.2, 0.06)
+    assert fit_step_time(samples(7), measured) is None
+    assert check_predictions(samples(7), measured) is None
     assert check_predictions([], None) is None
 
 
