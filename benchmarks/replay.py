@@ -22,6 +22,7 @@ from this_machine import expected, machine
 
 from ostinatod.bench.comparison import Comparison, compare
 from ostinatod.bench.conclusion import concluded, write_report
+from ostinatod.bench.options import Options
 from ostinatod.bench.plan import Wanted, planned, read_settings
 from ostinatod.bench.report import Table, search_table, tables
 from ostinatod.bench.sessions import Limits
@@ -54,12 +55,13 @@ def show(item: Table) -> None:
 
 def loads(plan: Comparison) -> int:
     """How often the model will be loaded, at most."""
-    settings = plan.candidates or (
-        *ostinato_candidates(plan.threads, plan.uploads),
-        *stock_candidates(1, plan.threads, on_gpu=plan.on_gpu),
+    options = plan.options
+    settings = options.candidates or (
+        *ostinato_candidates(options.threads, options.uploads),
+        *stock_candidates(1, options.threads, on_gpu=plan.on_gpu),
     )
-    by_kind = [sum(setting.kind == kind for setting in settings) for kind in plan.kinds]
-    return 1 + sum(count for count in by_kind if count > 1) + len(plan.kinds) * plan.repeats
+    by_kind = [sum(setting.kind == kind for setting in settings) for kind in options.kinds]
+    return 1 + sum(count for count in by_kind if count > 1) + len(options.kinds) * options.repeats
 
 
 def main() -> int:
@@ -91,20 +93,24 @@ def main() -> int:
         trace=arguments.sessions,
         held_out=arguments.held_out,
         development=arguments.development,
-        limits=Limits(arguments.turns, arguments.max_tokens_per_session, arguments.max_output_tokens, arguments.scale),
-        gpu_bytes=None if arguments.gpu_memory is None else round(arguments.gpu_memory * 1e9),
         hot_share=arguments.hot_share,
-        threads=arguments.threads,
-        uploads=upload_thresholds(arguments.uploads),
-        candidates=read_settings(arguments.settings) if arguments.settings else None,
-        repeats=arguments.repeats,
-        trial_turns=arguments.trial_turns,
-        pin_bytes=arguments.pin_bytes,
-        seconds=arguments.seconds,
+        options=Options(
+            limits=Limits(
+                arguments.turns, arguments.max_tokens_per_session, arguments.max_output_tokens, arguments.scale
+            ),
+            gpu_bytes=None if arguments.gpu_memory is None else round(arguments.gpu_memory * 1e9),
+            threads=arguments.threads,
+            uploads=upload_thresholds(arguments.uploads),
+            candidates=read_settings(arguments.settings) if arguments.settings else None,
+            repeats=arguments.repeats,
+            trial_turns=arguments.trial_turns,
+            pin_bytes=arguments.pin_bytes,
+            seconds=arguments.seconds,
+        ),
     )
     try:
         plan = planned(wanted, arguments.libraries, arguments.model, on_gpu=arguments.device == "gpu")
-        print(expected(loads(plan), arguments.model, plan.seconds, "turns"), file=sys.stderr, flush=True)
+        print(expected(loads(plan), arguments.model, plan.options.seconds, "turns"), file=sys.stderr, flush=True)
         outcome = compare(plan, arguments.out, Lines(), resume=arguments.resume)
     except OstinatoError as error:
         print(error, file=sys.stderr)

@@ -29,6 +29,7 @@ from this_machine import expected, machine, write_json
 from ostinatod.bench.comparison import END_S, Steps
 from ostinatod.bench.jobs import OUT_OF_TIME
 from ostinatod.bench.memory import memory_for
+from ostinatod.bench.options import Options
 from ostinatod.bench.plan import Wanted, planned
 from ostinatod.bench.sessions import Limits, of_part
 from ostinatod.bench.settings import Setting, as_json, cpu_layers_for
@@ -176,17 +177,19 @@ def main(given: Sequence[str] | None = None) -> int:
         trace=arguments.sessions,
         held_out=2,
         development=arguments.development,
-        limits=Limits(arguments.turns, arguments.max_tokens_per_session),
         hot_share=arguments.share,
-        threads=arguments.base_threads,
-        pin_bytes=arguments.pin_bytes,
-        seconds=arguments.seconds,
+        options=Options(
+            limits=Limits(arguments.turns, arguments.max_tokens_per_session),
+            threads=arguments.base_threads,
+            pin_bytes=arguments.pin_bytes,
+            seconds=arguments.seconds,
+        ),
     )
     rows = known_rows(arguments.out) if arguments.resume else []
     try:
         plan = planned(wanted, arguments.libraries, arguments.model, on_gpu=arguments.device == "gpu")
         count = 2 * sum(1 for _ in points(arguments))
-        print(expected(1 + count, arguments.model, plan.seconds, "points"), file=sys.stderr, flush=True)
+        print(expected(1 + count, arguments.model, plan.options.seconds, "points"), file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as directory:
             sweeps = Sweeps(Steps(plan, Notes(), Path(directory)), arguments, rows)
             told = {

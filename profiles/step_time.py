@@ -3,8 +3,8 @@
 By Equation (1) of the paper a decode step takes a base, which holds attention, dense weights and the GPU branches, plus
 beta for each cold route, plus what of the fixed cost is not hidden. Requests tell all of it as one line: time per
 output token against cold routes per token, and against the length of the context, which attention reads. Where the
-engine has measured beta, the slope is drawn to that until requests say otherwise; where nothing says what a route
-costs, nothing is predicted. Predictions are checked on the requests that follow, and the error is part of the answer.
+engine has measured what a route costs, the slope is drawn to that until requests say otherwise; where nothing says it,
+nothing is predicted. Predictions are checked on the requests that follow, and the error is part of the answer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ LEAST_SAMPLES = 8
 """Requests from which a line is drawn."""
 SURE_BY = 2.0
 """Standard errors that a slope must be above 0, where nothing else tells what a cold route costs."""
-PRIOR_SPREAD = 0.3
-"""Relative standard deviation of beta as the engine measured it: overlap hides some of a route's time."""
 MAX_CHECKED = 16
 CHECKED_SHARE = 0.25
 _OUTLIER = 1.345
@@ -30,6 +28,15 @@ _OUTLIER = 1.345
 _ROUNDS = 12
 _LEAST_SPREAD = 1e-3
 """Relative standard deviation of noise, at least: a few requests may fit a line exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCost:
+    """What a cold route adds to a token's time as the engine measured it, with its standard deviation. Milliseconds."""
+
+    ms: float
+    spread_ms: float
+    """Above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +90,10 @@ class PredictionCheck:
     """Median error: above 0 where requests took longer than predicted."""
 
 
-def fit_step_time(samples: Sequence[StepSample], route_ms: float | None) -> StepTime | None:
+def fit_step_time(samples: Sequence[StepSample], measured: RouteCost | None) -> StepTime | None:
     """The line through requests; None where there are too few, or nothing tells what a cold route costs.
 
-    route_ms  beta as the engine measured it; None where it has not
+    measured  by the engine; None where it has not
     """
     if len(samples) < LEAST_SAMPLES:
         return None
@@ -99,12 +106,12 @@ def fit_step_time(samples: Sequence[StepSample], route_ms: float | None) -> Step
     columns = [np.ones_like(tpot), cold - centers[0]]
     if float(np.std(context)) > 0.05 * max(1.0, float(np.mean(context))) and len(samples) > LEAST_SAMPLES:
         columns.append(context - centers[1])
-    coefficients, errors, spread = _robust_fit(np.stack(columns, axis=1), tpot, weights, route_ms)
+    coefficients, errors, spread = _robust_fit(np.stack(columns, axis=1), tpot, weights, measured)
     if len(coefficients) > 2 and coefficients[2] < 0:
         # A longer context cannot be faster.
-        coefficients, errors, spread = _robust_fit(np.stack(columns[:2], axis=1), tpot, weights, route_ms)
+        coefficients, errors, spread = _robust_fit(np.stack(columns[:2], axis=1), tpot, weights, measured)
     slope, slope_error = float(coefficients[1]), float(errors[1])
-    if not np.isfinite(slope) or slope < 0 or (route_ms is None and slope < SURE_BY * slope_error):
+    if not np.isfinite(slope) or slope < 0 or (measured is None and slope < SURE_BY * slope_error):
         return None
     context_ms = float(coefficients[2]) if len(coefficients) > 2 else 0.0
     if float(coefficients[0]) - slope * float(centers[0]) <= 0:
@@ -122,13 +129,13 @@ def fit_step_time(samples: Sequence[StepSample], route_ms: float | None) -> Step
     )
 
 
-def check_predictions(samples: Sequence[StepSample], route_ms: float | None) -> PredictionCheck | None:
+def check_predictions(samples: Sequence[StepSample], measured: RouteCost | None) -> PredictionCheck | None:
     """Each of the newest quarter predicted from those before it; samples in order of time. None where none could be."""
     count = min(MAX_CHECKED, max(1, round(CHECKED_SHARE * len(samples))))
     errors = []
     for number in range(max(LEAST_SAMPLES, len(samples) - count), len(samples)):
         sample = samples[number]
-        fit = fit_step_time(samples[:number], route_ms)
+        fit = fit_step_time(samples[:number], measured)
         if fit is not None and (expected := fit.tpot_ms(sample.cold_routes, sample.context_tokens)) > 0:
             errors.append(sample.tpot_ms / expected - 1.0)
     if not errors:
@@ -136,7 +143,7 @@ def check_predictions(samples: Sequence[StepSample], route_ms: float | None) -> 
     return PredictionCheck(len(errors), float(np.median(np.abs(errors))), float(np.median(errors)))
 
 
-def _robust_fit(rows: Floats, values: Floats, weights: Floats, prior: float | None) -> tuple[Floats, Floats, float]:
+def _robust_fit(rows: Floats, values: Floats, weights: Floats, prior: RouteCost | None) -> tuple[Floats, Floats, float]:
     """Coefficients, their standard errors, and the spread around the line; the second coefficient is drawn to `prior`.
 
     Huber's estimator by reweighting: a request that shared the machine with another does not bend the line.
@@ -148,10 +155,10 @@ def _robust_fit(rows: Floats, values: Floats, weights: Floats, prior: float | No
     for _ in range(_ROUNDS):
         weighed = rows * (weights * trust)[:, None]
         gram, target = rows.T @ weighed, weighed.T @ values
-        if prior is not None and prior > 0:
-            pull = (spread / (PRIOR_SPREAD * prior)) ** 2
+        if prior is not None:
+            pull = (spread / prior.spread_ms) ** 2
             gram[1, 1] += pull
-            target[1] += pull * prior
+            target[1] += pull * prior.ms
         inverse = np.linalg.pinv(gram)
         coefficients = inverse @ target
         residuals = values - rows @ coefficients

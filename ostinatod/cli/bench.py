@@ -169,6 +169,7 @@ def _over_http(model: str, options: dict[str, Any]) -> tuple[Report, bool]:
 
 def _wanted(record: ModelRecord, options: dict[str, Any], gpu_bytes: int) -> Wanted:
     from ostinatod.bench.log_shapes import logged_shapes
+    from ostinatod.bench.options import Options
     from ostinatod.bench.plan import DEFAULT_DEVELOPMENT, DEFAULT_HELD_OUT, Wanted, divided, read_settings
     from ostinatod.bench.settings import upload_thresholds
 
@@ -180,18 +181,20 @@ def _wanted(record: ModelRecord, options: dict[str, Any], gpu_bytes: int) -> Wan
     memory = options["gpu_memory"]
     return Wanted(
         trace=None if trace in (None, OWN_LOG) else Path(trace),
-        shapes=shapes,
         held_out=held_out,
         development=options["development"],
-        limits=_limits(options),
-        gpu_bytes=round(memory * 1e9) if memory is not None else gpu_bytes or None,
         hot_share=options["hot_share"],
-        threads=options["threads"],
-        uploads=upload_thresholds(options["uploads"]),
-        candidates=read_settings(options["settings"]) if options["settings"] else None,
-        kinds=("ostinato", "stock") if options["against"] == "stock" else ("ostinato",),
-        repeats=options["repeats"],
-        trial_turns=options["trial_turns"],
+        options=Options(
+            shapes=shapes,
+            limits=_limits(options),
+            gpu_bytes=round(memory * 1e9) if memory is not None else gpu_bytes or None,
+            threads=options["threads"],
+            uploads=upload_thresholds(options["uploads"]),
+            candidates=read_settings(options["settings"]) if options["settings"] else None,
+            kinds=("ostinato", "stock") if options["against"] == "stock" else ("ostinato",),
+            repeats=options["repeats"],
+            trial_turns=options["trial_turns"],
+        ),
     )
 
 

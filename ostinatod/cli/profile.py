@@ -82,6 +82,9 @@ def _calibration(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         size = human_bytes(branch["expert_bytes"])
         line = f"{branch['alpha_ms']:.3f} + {branch['beta_ms']:.3f} r ms, within {branch['largest_error_ms']:.3f} ms"
         yield "cold routes", f"{line} ({size} per expert, {branch['steps']} steps)"
+    if overlap := item["overlap"]:
+        line = f"the GPU works meanwhile for {overlap['hidden_share']:.0%} of it"
+        yield "", f"{line}; a cold route adds {overlap['route_ms']:.3f} ms to a token"
     for device in item["speeds"]:
         yield (
             device["name"],
@@ -92,6 +95,8 @@ def _calibration(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if item["prefill_error"] is not None:
         yield "in prefill", f"{item['prefill_error']:+.0%} of what these speeds say"
+    if item["foreseen_share"] is not None:
+        yield "prefetch", f"{item['foreseen_share']:.0%} of the experts copied ahead were then chosen"
 
 
 def _speed(gbps: float | None) -> str:

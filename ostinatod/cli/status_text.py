@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from ostinatod.cli.text import human_bytes, human_duration, section, until
 from ostinatod.client_dashboard_values import USES
-from ostinatod.client_values import Json, json_object, json_objects
+from ostinatod.client_json import Json, json_object, json_objects
 from ostinatod.config import Settings
 
 Line = tuple[str, str]

@@ -6,16 +6,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ostinatod.learning.database import LearningDatabase
-from ostinatod.profiles.calibration import CpuBranch, LayerTimes, fit_cpu_branch, mean_route_ms
+from ostinatod.profiles.calibration import (
+    CpuBranch,
+    DecodeOverlap,
+    LayerTimes,
+    fit_cpu_branch,
+    fit_overlap,
+    mean_route_ms,
+)
 from ostinatod.profiles.errors import CostModelError
+from ostinatod.profiles.step_time import RouteCost
 
 ENOUGH_STEPS = 1000
 """Decode steps of single layers from which a measurement replaces one that had as many or more."""
+BETA_SPREAD = 0.3
+"""Standard deviation, over beta, of what a cold route adds, where nothing tells how much of its time is hidden."""
+OVERLAP_SPREAD = 0.15
+"""The same where that was measured: the share changes with the set, and memory is lent to some experts at times."""
 _SPEEDS = {"cpu_row": "cpu_row_bytes_per_s", "cpu_rows": "cpu_rows_bytes_per_s", "link": "link_bytes_per_s"}
 
 
@@ -42,11 +54,19 @@ class Calibration:
     speeds: tuple[DeviceSpeeds, ...] = ()
     prefill_error: float | None = None
     """What the CPU branch took in prefill over what the speeds had predicted, less 1; None where nothing was."""
+    overlap: DecodeOverlap | None = None
+    """Of the branches in decode; None where nothing tells how long the GPUs waited."""
+    foreseen_share: float | None = None
+    """Of the experts copied before their layer's router had run, those that it chose; None where none were."""
 
     @property
-    def route_ms(self) -> float | None:
-        """beta, over all sizes."""
-        return mean_route_ms(self.cpu_branch)
+    def route_cost(self) -> RouteCost | None:
+        """What a cold route adds to a token's time; None where it was not measured."""
+        beta = mean_route_ms(self.cpu_branch) or 0.0
+        if self.overlap is None:
+            return RouteCost(beta, BETA_SPREAD * beta) if beta > 0 else None
+        spread_ms = OVERLAP_SPREAD * max(beta, self.overlap.route_ms)
+        return RouteCost(self.overlap.route_ms, spread_ms) if spread_ms > 0 else None
 
     @property
     def steps(self) -> int:
@@ -70,10 +90,15 @@ def read_calibration(status: Mapping[str, Any] | None) -> Calibration | None:
             for device in told
             for item in device["decode"]
         ]
+        gpus = [device for device in status["devices"] if device["gpu"]]
         predicted = sum(float(device["prefill"]["cpu_ms_predicted"]) for device in told)
         taken = sum(float(device["prefill"]["cpu_ms"]) for device in told)
         found = Calibration(
-            fit_cpu_branch(layers), _speeds(status), round(taken / predicted - 1, 4) if predicted > 0 else None
+            fit_cpu_branch(layers),
+            _speeds(gpus),
+            round(taken / predicted - 1, 4) if predicted > 0 else None,
+            _overlap(layers, gpus),
+            _foreseen_share(gpus),
         )
     except (KeyError, TypeError, ValueError, CostModelError):
         return None
@@ -149,17 +174,31 @@ def _kept(row: Mapping[str, Any]) -> Kept:
         tuple(CpuBranch(**item) for item in told["cpu_branch"]),
         tuple(DeviceSpeeds(**item) for item in told["speeds"]),
         told["prefill_error"],
+        DecodeOverlap(**overlap) if (overlap := told.get("overlap")) else None,
+        told.get("foreseen_share"),
     )
     return Kept(row["since"], row["updated_at"], row["build"], calibration)
 
 
-def _speeds(status: Mapping[str, Any] | None) -> tuple[DeviceSpeeds, ...]:
+def _speeds(gpus: Sequence[Mapping[str, Any]]) -> tuple[DeviceSpeeds, ...]:
     found = []
-    for device in (status or {}).get("devices") or ():
-        told = device.get("speeds") if device.get("gpu") else None
+    for device in gpus:
+        told = device.get("speeds")
         if isinstance(told, dict):
             gbps = {
                 f"{name}_gbps": round(told[key] / 1e9, 3) if told.get(key) else None for name, key in _SPEEDS.items()
             }
             found.append(DeviceSpeeds(str(device["name"]), **gbps))
     return tuple(found)
+
+
+def _overlap(layers: Sequence[LayerTimes], gpus: Sequence[Mapping[str, Any]]) -> DecodeOverlap | None:
+    waited = [device.get("decode_waited_ms") for device in gpus]
+    if not waited or None in waited:
+        return None
+    return fit_overlap(layers, sum(map(float, waited)))
+
+
+def _foreseen_share(gpus: Sequence[Mapping[str, Any]]) -> float | None:
+    ahead = sum(int(device.get("prefetched", 0)) for device in gpus)
+    return round(sum(int(device.get("foreseen", 0)) for device in gpus) / ahead, 4) if ahead else None

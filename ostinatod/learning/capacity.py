@@ -31,7 +31,8 @@ def capacity_from_setting(fraction: float, experts: ModelExperts) -> Capacity | 
 
 def capacity_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts) -> Capacity | None:
     """What a loaded engine tells: `pool_bytes` or `slots` for hot experts, one number or one for each GPU, and with
-    several GPUs `gpu_of_layer`, one for each MoE layer. None where it tells nothing that fits the model.
+    several GPUs `gpu_of_layer`, the place of its GPU for each MoE layer. None where it tells nothing that fits the
+    model.
     """
     if status is None:
         return None
@@ -39,8 +40,10 @@ def capacity_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts
     if sizes is None and (slots := _numbers(status.get("slots"))) is not None:
         # A slot holds an expert of any layer, so it is as large as the largest.
         sizes = tuple(count * max(experts.expert_bytes) for count in slots)
-    gpu = _numbers(status.get("gpu_of_layer")) or (0,) * len(experts.layers)
-    if not sizes or len(gpu) != len(experts.layers) or max(gpu) >= len(sizes):
+    gpu = _numbers(status.get("gpu_of_layer"))
+    if gpu is None and sizes and len(sizes) == 1:
+        gpu = (0,) * len(experts.layers)
+    if not sizes or gpu is None or len(gpu) != len(experts.layers) or max(gpu) >= len(sizes):
         return None
     return Capacity(sizes, gpu, FROM_ENGINE)
 

@@ -70,6 +70,11 @@ class Timing:
                 for fit in self.calibration.cpu_branch
             )
             told.append(f"The engine measured for r cold routes of a layer's decode step: {sizes}.")
+        if self.calibration and (overlap := self.calibration.overlap):
+            told.append(
+                f"The GPU works meanwhile for {overlap.hidden_share:.0%} of that time, so a cold route adds "
+                f"{overlap.route_ms:.4f} ms to a token."
+            )
         if self.step_time:
             fit = self.step_time
             told.append(
@@ -118,8 +123,8 @@ class Timings:
         routes_per_token = len(facts.experts.layers) * facts.experts.k
         samples = step_samples(self._read_requests(fingerprint), since, routes_per_token)
         calibration = kept.calibration if kept and kept.calibration != Calibration() else None
-        route_ms = calibration.route_ms if calibration else None
-        return Timing(fit_step_time(samples, route_ms), check_predictions(samples, route_ms), calibration)
+        measured = calibration.route_cost if calibration else None
+        return Timing(fit_step_time(samples, measured), check_predictions(samples, measured), calibration)
 
 
 def described(calibrations: Mapping[str, Kept]) -> list[dict[str, Any]]:
