@@ -148,6 +148,8 @@ class DeviceStatus:
     """of waited_ns, in steps of one token"""
     decode_busy_ns: int
     """of cpu_busy_ns, likewise"""
+    pool_room: int
+    """bytes of experts, as the model's file has them, that fit the pool whatever their layers"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ class DeviceStatus(ctypes.Structure):
         ("n_foreseen", ctypes.c_uint64),
         ("decode_waited_ns", ctypes.c_uint64),
         ("decode_busy_ns", ctypes.c_uint64),
+        ("pool_room", ctypes.c_uint64),
     )
 
 

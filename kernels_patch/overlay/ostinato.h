@@ -176,6 +176,7 @@ struct ostinato_device_status {
     uint64_t n_foreseen;       // and those of them that it chose
     uint64_t decode_waited_ns; // of waited_ns and
     uint64_t decode_busy_ns;   // cpu_busy_ns, in steps of one token
+    uint64_t pool_room;        // bytes of experts, as the model's file has them, that fit the pool whatever their layers
 };
 
 // Lends staging memory to exactly these cold experts from now on, until a pass stages uploads in it: to replay what was recorded. hot[n_layers * n_experts]

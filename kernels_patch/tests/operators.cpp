@@ -491,12 +491,25 @@ void check_pool_moves() {
         }
     }
     const ostinato_pool_memory memory = { ggml_backend_cpu_buffer_type() };
+    const ostinato_expert_pool::hot_sets none(layers.size());
     ostinato_expert_pool pool(layers, memory, ostinato_expert_pool::bytes_for(layers, all, memory), 4*ostinato_expert_pool::least_lent(layers));
     for (int round = 0; round < 200; ++round) {
         ostinato_expert_pool::hot_sets hot = all;
         for (auto & experts : hot) {
             std::shuffle(experts.begin(), experts.end(), random);
             experts.resize(random() % (experts.size() + 1));
+        }
+        size_t file_bytes = 0;
+        for (size_t i = 0; i < layers.size(); ++i) {
+            file_bytes += hot[i].size()*ostinato_expert_bytes(*layers[i].ffn);
+        }
+        const size_t needed   = ostinato_expert_pool::bytes_for(layers, hot, memory);
+        const size_t capacity = needed + random() % 4096;
+        if (ostinato_expert_pool::room_for(layers, needed - 1, memory) >= file_bytes && file_bytes > 0) {
+            fail("round %d: room for %zu bytes of experts, which do not fit", round, file_bytes);
+        }
+        if (ostinato_expert_pool::room_for(layers, capacity, memory) > capacity - ostinato_expert_pool::bytes_for(layers, none, memory)) {
+            fail("round %d: more room than the pool of %zu bytes has", round, capacity);
         }
         pool.set_hot(hot, [&](size_t layer, int32_t expert) { return ostinato_expert_in_tensors(*layers[layer].ffn, expert); });
         for (size_t i = 0; i < layers.size(); ++i) {

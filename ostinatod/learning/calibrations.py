@@ -81,8 +81,7 @@ class Calibration:
 
 def read_calibration(status: Mapping[str, Any] | None) -> Calibration | None:
     """What a loaded engine tells: `cpu_branch` and `devices`. None where it has measured nothing yet."""
-    told = None if status is None else status.get("cpu_branch")
-    if not isinstance(told, list):
+    if status is None or not isinstance(told := status.get("cpu_branch"), list):
         return None
     try:
         layers = [
@@ -193,10 +192,8 @@ def _speeds(gpus: Sequence[Mapping[str, Any]]) -> tuple[DeviceSpeeds, ...]:
 
 
 def _overlap(layers: Sequence[LayerTimes], gpus: Sequence[Mapping[str, Any]]) -> DecodeOverlap | None:
-    waited = [device.get("decode_waited_ms") for device in gpus]
-    if not waited or None in waited:
-        return None
-    return fit_overlap(layers, sum(map(float, waited)))
+    waited = [float(device["decode_waited_ms"]) for device in gpus if "decode_waited_ms" in device]
+    return fit_overlap(layers, sum(waited)) if waited else None
 
 
 def _foreseen_share(gpus: Sequence[Mapping[str, Any]]) -> float | None:

@@ -50,6 +50,8 @@ LOAD_S = float(SCRIPT.get("load_s", 0.0))
 N_CTX = int(SCRIPT.get("n_ctx", 4096))
 CHUNK_S = 0.02
 TIMINGS = {"cache_n": 1, "prompt_n": 2, "prompt_ms": 5.0, "predicted_n": 1, "predicted_ms": 10.0}
+STATUS = {"abi": 6, "devices": [], "pool_bytes": None, "gpu_of_layer": None, "cpu_branch": None}
+"""Of an engine whose experts are not divided between two branches."""
 GENERATION_AT = 56
 """Where a residency file has its generation: 8 bytes, little-endian."""
 
@@ -142,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             params = {"temperature": 0.8, "top_p": 0.949999988079071}
             self.answer(200, {"default_generation_settings": {"n_ctx": N_CTX, "params": params}})
         elif self.path == "/ostinato/status":
-            self.answer(200, {"abi": 1, "residency": RESIDENCY, **SCRIPT.get("told", {})})
+            self.answer(200, {**STATUS, "residency": RESIDENCY, **SCRIPT.get("told", {})})
         elif self.path == "/ostinato/routes":
             self.answer(200, route_counts() if SCRIPT.get("counts") else {"layers": 2})
         else:

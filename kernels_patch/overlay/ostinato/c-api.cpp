@@ -322,7 +322,7 @@ enum ostinato_status ostinato_get_device_status(
                 {}, v.is_gpu, v.pool_capacity, v.pool_used, v.published, v.cold_routes, v.waited_ns, v.cpu_routes, v.cpu_busy_ns,
                 v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
                 v.link_columns, (int32_t) v.hidden_columns, v.borrowing.bytes, v.borrowing.n_uploaded, v.graphs.captures, v.graphs.replays,
-                v.graphs.direct_passes, v.prefetched, v.foreseen, v.decode_waited_ns, v.decode_busy_ns,
+                v.graphs.direct_passes, v.prefetched, v.foreseen, v.decode_waited_ns, v.decode_busy_ns, v.pool_room,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
         }

@@ -91,6 +91,24 @@ size_t ostinato_expert_pool::bytes_for(
     return end_of(plan(layers, n_hot), memory);
 }
 
+// Slots are larger than what they hold, by the most in the layer whose weights fill them the least.
+size_t ostinato_expert_pool::room_for(const std::vector<ostinato_pool_layer> & layers, size_t capacity, const ostinato_pool_memory & memory) {
+    size_t taken = bytes_for(layers, hot_sets(layers.size()), memory);
+    double share = 1.0;
+    for (const ostinato_pool_layer & layer : layers) {
+        size_t slot_bytes = ostinato_record(*layer.ffn).stride;
+        taken += ALIGNMENT;
+        for (size_t m = 0; m < N_MODIFIERS; ++m) {
+            if (const ggml_tensor * t = layer.ffn->*MODIFIERS[m].member) {
+                slot_bytes += t->nb[MODIFIERS[m].dim];
+                taken      += ALIGNMENT;
+            }
+        }
+        share = std::min(share, (double) ostinato_expert_bytes(*layer.ffn)/slot_bytes);
+    }
+    return (size_t) ((capacity - std::min(capacity, taken))*share);
+}
+
 // A kind's places start at a multiple of its stride, so one place may take the room of two; each kind has places to itself.
 size_t ostinato_expert_pool::least_lent(const std::vector<ostinato_pool_layer> & layers) {
     size_t largest = 0;

@@ -62,6 +62,9 @@ public:
     // Bytes that the sets take.
     static size_t bytes_for(const std::vector<ostinato_pool_layer> & layers, const hot_sets & hot, const ostinato_pool_memory & memory);
 
+    // Bytes of experts' weights, as the model's file has them, that a pool of so much memory takes whatever their layers.
+    static size_t room_for(const std::vector<ostinato_pool_layer> & layers, size_t capacity, const ostinato_pool_memory & memory);
+
     // Least bytes to lend so that every layer has a place.
     static size_t least_lent(const std::vector<ostinato_pool_layer> & layers);
 

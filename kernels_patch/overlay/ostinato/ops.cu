@@ -1,16 +1,10 @@
 // CUDA implementation of the operators in ops.h.
 
-#include "ostinato/cuda-functions.h"
 #include "ostinato/mailbox.h"
 #include "ostinato/ops-cuda.h"
 #include "ostinato/skip.cuh"
 
 #include "common.cuh"
-#include "mmq.cuh"
-#include "mmvq.cuh"
-
-#include <atomic>
-#include <cstring>
 
 static constexpr int BLOCK = 256;
 
@@ -480,141 +474,4 @@ void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * g
     GGML_UNUSED(ctx);
     GGML_UNUSED(key);
 #endif
-}
-
-static struct {
-    std::atomic<uint64_t> captures { 0 };
-    std::atomic<uint64_t> replays { 0 };
-    std::atomic<uint64_t> direct_passes { 0 };
-} passes_of[GGML_CUDA_MAX_DEVICES];
-
-void ostinato_count_pass(const ggml_backend_cuda_context & ctx, const bool is_graph, const bool is_captured) {
-    auto & passes = passes_of[ctx.device];
-    passes.captures      += is_graph && is_captured;
-    passes.replays       += is_graph;
-    passes.direct_passes += !is_graph;
-}
-
-static ostinato_graph_counts graph_counts(int device) {
-    const auto & passes = passes_of[device];
-    return { passes.captures.load(), passes.replays.load(), passes.direct_passes.load() };
-}
-
-static __global__ void fill_skipped(int32_t * ids_src1, int32_t * ids_dst, const int n, const int value) {
-    const int i = blockIdx.x*blockDim.x + threadIdx.x;
-    if (i < n) {
-        ids_src1[i] = value;
-        ids_dst [i] = 0;
-    }
-}
-
-static __global__ void zero_skipped(
-        const int32_t * ids, float * dst, const int k, const int64_t n_rows, const int64_t stride_ids, const int64_t stride_k, const int64_t stride_token) {
-    const int route = blockIdx.x;
-    if (ids[(route / k)*stride_ids + route % k] != OSTINATO_SKIPPED_SLOT) {
-        return;
-    }
-    float * row = dst + (route / k)*stride_token + (route % k)*stride_k;
-    for (int64_t i = threadIdx.x; i < n_rows; i += blockDim.x) {
-        row[i] = 0.0f;
-    }
-}
-
-void ostinato_prepare_skipping(
-        const ggml_tensor * ids, ggml_tensor * dst, int32_t * ids_src1, int32_t * ids_dst, const bool is_inverse, cudaStream_t stream) {
-    if (!ostinato_has_skipped(ids)) {
-        return;
-    }
-    const int n = ids->ne[0]*ids->ne[1];
-    fill_skipped<<<(n + 255)/256, 256, 0, stream>>>(ids_src1, ids_dst, n, is_inverse ? n - 1 : 0);
-    CUDA_CHECK(cudaGetLastError());
-    zero_skipped<<<n, 256, 0, stream>>>(
-        (const int32_t *) ids->data, (float *) dst->data, ids->ne[0], dst->ne[0], ids->nb[1]/sizeof(int32_t), dst->nb[1]/sizeof(float),
-        dst->nb[2]/sizeof(float));
-    CUDA_CHECK(cudaGetLastError());
-}
-
-static void * allocate_host(size_t bytes) {
-    void * data = nullptr;
-    if (cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
-        (void) cudaGetLastError();
-        return nullptr;
-    }
-    return data;
-}
-
-static void free_host(void * data) {
-    CUDA_CHECK(cudaFreeHost(data));
-}
-
-static bool lock_pages(void * data, size_t bytes) {
-    const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    (void) cudaGetLastError();
-    return status == cudaSuccess;
-}
-
-static void unlock_pages(void * data) {
-    CUDA_CHECK(cudaHostUnregister(data));
-}
-
-static bool copy(int device, void * dst, const void * src, size_t bytes) {
-    ggml_cuda_set_device(device);
-    const bool is_done = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cudaStreamPerThread) == cudaSuccess &&
-        cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
-    (void) cudaGetLastError();
-    return is_done;
-}
-
-static bool fill(int device, void * dst, int value, size_t bytes) {
-    ggml_cuda_set_device(device);
-    const bool is_done = cudaMemsetAsync(dst, value, bytes, cudaStreamPerThread) == cudaSuccess &&
-        cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
-    (void) cudaGetLastError();
-    return is_done;
-}
-
-static void * make_stream(int device) {
-    ggml_cuda_set_device(device);
-    cudaStream_t stream = nullptr;
-    const bool is_made = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess;
-    (void) cudaGetLastError();
-    return is_made ? stream : nullptr;
-}
-
-static void free_stream(int device, void * stream) {
-    ggml_cuda_set_device(device);
-    CUDA_CHECK(cudaStreamDestroy((cudaStream_t) stream));
-}
-
-static void * make_event(int device) {
-    ggml_cuda_set_device(device);
-    cudaEvent_t event = nullptr;
-    const bool is_made = cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess;
-    (void) cudaGetLastError();
-    return is_made ? event : nullptr;
-}
-
-static void free_event(int device, void * event) {
-    ggml_cuda_set_device(device);
-    CUDA_CHECK(cudaEventDestroy((cudaEvent_t) event));
-}
-
-static void synchronize(int device) {
-    ggml_cuda_set_device(device);
-    CUDA_CHECK(cudaDeviceSynchronize());
-}
-
-static bool skips_routes(int device, ggml_type type, int64_t n_experts) {
-    ggml_cuda_set_device(device);
-    const int cc = ggml_cuda_info().devices[device].cc;
-    // from one token to the largest batch: a type that ever takes another kernel keeps its zero slots
-    return ggml_is_quantized(type) && ggml_cuda_should_use_mmq(type, cc, 1, n_experts) && ggml_cuda_should_use_mmq(type, cc, 1 << 20, n_experts);
-}
-
-void * ostinato_cuda_get_proc_address(const char * name) {
-    static const ostinato_cuda_functions functions = {
-        allocate_host, free_host, lock_pages, unlock_pages, copy, fill, make_stream, free_stream, make_event, free_event,
-        synchronize, skips_routes, graph_counts,
-    };
-    return strcmp(name, OSTINATO_CUDA_FUNCTIONS) == 0 ? (void *) &functions : nullptr;
 }

@@ -62,6 +62,7 @@ struct ostinato_memory_view {
     std::string device;
     size_t pool_capacity = 0;
     size_t pool_used     = 0;
+    size_t pool_room     = 0; // for experts, as the model's file has them
     uint64_t published   = 0; // steps of layers with cold routes
     uint64_t cold_routes = 0;
     uint64_t waited_ns   = 0; // by the GPU, for the CPU branch,

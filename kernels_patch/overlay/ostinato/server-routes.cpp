@@ -131,6 +131,7 @@ static json describe_devices(const llama_model * model) {
             { "gpu",           d.is_gpu },
             { "pool_capacity", d.pool_capacity },
             { "pool_used",     d.pool_used },
+            { "pool_room",     d.pool_room },
             { "published",     d.n_published },
             { "cold_routes",   d.n_cold },
             { "waited_ms",     d.waited_ns/1e6 },
@@ -237,7 +238,7 @@ static server_http_res_ptr get_status(const server_http_req &) {
     json pool_bytes = nullptr; // what hot experts may take, one number for each GPU
     for (const json & device : devices) {
         if (device.at("gpu").get<bool>()) {
-            pool_bytes.push_back(device.at("pool_capacity"));
+            pool_bytes.push_back(device.at("pool_room"));
         }
     }
     return respond({

@@ -154,7 +154,8 @@ def while_running(trial: Trial) -> None:
         trial.observe("the CPU branch stalls in the only pass of an answer", engine, QUESTION, 1, "stall", STALL_MS)
     with trial.engine() as engine:
         trial.observe_prompt("the CPU branch stalls in a prompt", engine, "stall")
-    with trial.engine("--ostinato-upload-tokens", "8") as engine:
+    # a pool that does not hold all experts, or there is nothing to upload
+    with trial.engine("--ostinato-upload-tokens", "8", "--ostinato-pool-mib", "1") as engine:
         trial.observe_prompt("a decision about uploads stalls", engine, "stall-upload")
     if trial.device == "gpu":
         with trial.engine() as engine:

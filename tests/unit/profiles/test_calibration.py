@@ -85,7 +85,7 @@ def test_the_gpu_branch_is_found_from_what_the_gpu_waited(
 
 
 def test_with_the_paper_s_constants_a_cold_route_adds_beta_and_little_more() -> None:
-    # Paper 3.2: alpha is 0.003 ms above G, which a layer's first cold route adds beside beta: 500 of 500 + 2 * 250 here.
+    # Paper 3.2: alpha is 0.003 ms above G, which a layer's first cold route adds beside beta: half of the routes here.
     steps = (500, 250)
     found = fit_overlap([layer(0.140, 0.184, steps)], waits(0.140, 0.184, 0.137, steps))
     assert found is not None

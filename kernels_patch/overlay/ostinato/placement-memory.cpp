@@ -1,0 +1,199 @@
+// Implementation of placement.h: the GPUs' memory, what of it is lent, and how fast experts are reached.
+
+#include "placement.h"
+
+#include "ostinato.h"
+
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <iterator>
+#include <new>
+
+using hot_sets = ostinato_expert_pool::hot_sets;
+
+// The copying kernel moves 16 bytes at a time.
+static bool is_copied_whole(const ostinato_expert_ffn & ffn) {
+    for (const ggml_tensor * weight : { ffn.gate, ffn.up, ffn.gate_up, ffn.down }) {
+        if (weight && weight->nb[2] % 16 != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool ostinato_placement::needs_memory() const {
+    return arena && !is_claimed;
+}
+
+void ostinato_placement::claim_memory() {
+    for (auto & g : groups) {
+        if (!g->is_gpu()) {
+            continue;
+        }
+        size_t free_bytes = 0;
+        size_t total_bytes = 0;
+        ggml_backend_dev_memory(g->device, &free_bytes, &total_bytes);
+        size_t all_hot = 0;
+        {
+            hot_sets all;
+            for (const size_t i : g->layers) {
+                all.emplace_back(layers[i].n_experts);
+            }
+            all_hot = ostinato_expert_pool::bytes_for(g->pool_layers, all, g->memory);
+        }
+        const size_t available = std::min(free_bytes - std::min(free_bytes, limits.margin_bytes), limits.pool_bytes);
+        const size_t least    = g->pool->capacity(); // with nothing hot
+        const bool is_all_hot = available >= all_hot;
+        size_t lent = 0;
+        if (!is_all_hot && g->pool->lent() > 0) {
+            const size_t share = (size_t) ((available - std::min(available, least))*limits.staging_share);
+            lent = std::clamp(share, g->pool->lent(), std::max(g->pool->lent(), most_lent(*g)));
+        }
+        size_t capacity = std::max(least, is_all_hot ? all_hot : available - std::min(available, lent));
+        g->pool.reset(); // before the next one: memory may be short
+        while (!g->pool) {
+            try {
+                g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, capacity, lent);
+            } catch (const std::bad_alloc &) { // less than was free a moment ago
+                GGML_ASSERT(capacity > least && "the memory that the pool had before is gone");
+                capacity = std::max(least, capacity/8*7);
+            }
+        }
+        connect_staging(*g);
+        add_borrower(*g);
+        LLAMA_LOG_INFO("%s: %s: expert pool of %.2f MiB, %.2f MiB were free\n", __func__, ggml_backend_dev_name(g->device),
+            g->pool->capacity()/1024.0/1024.0, free_bytes/1024.0/1024.0);
+    }
+    is_claimed = true;
+}
+
+bool ostinato_placement::may_stage() const {
+    return limits.upload.choice_tokens < std::numeric_limits<int64_t>::max();
+}
+
+// Room for all experts of a layer: one computes at a time.
+size_t ostinato_placement::most_lent(const group & g) const {
+    size_t most = 0;
+    for (const size_t i : g.layers) {
+        most = std::max(most, ostinato_record(*layers[i].ffn).stride*(layers[i].n_experts + 1));
+    }
+    return most + ostinato_expert_pool::least_lent(g.pool_layers);
+}
+
+// Experts of layers whose products skip routes, since STAGE gives ids to skip, are staged in the pool's lent places.
+void ostinato_placement::connect_staging(group & g) {
+    g.staging.resize(g.layers.size());
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_expert_ffn * places = g.is_skipping[i] && is_copied_whole(*layers[g.layers[i]].ffn) ? g.pool->staging(i) : nullptr;
+        g.staging[i] = places ? *places : ostinato_expert_ffn {};
+        if (places && !g.biases.empty()) {
+            g.staging[i].gate_b    = g.biases[i].gate_b;
+            g.staging[i].up_b      = g.biases[i].up_b;
+            g.staging[i].gate_up_b = g.biases[i].gate_up_b;
+            g.staging[i].down_b    = g.biases[i].down_b;
+        }
+        g.client.layers[i].staging = places ? &g.staging[i] : nullptr;
+    }
+}
+
+// All biases of the layers, for the products over lent places and the link's, whose ids are not those of the pool's slots.
+void ostinato_placement::add_biases(group & g) {
+    constexpr const ggml_tensor * ostinato_expert_ffn::* MEMBERS[] = {
+        &ostinato_expert_ffn::gate_b, &ostinato_expert_ffn::up_b, &ostinato_expert_ffn::gate_up_b, &ostinato_expert_ffn::down_b,
+    };
+    std::vector<std::pair<ggml_tensor *, const ggml_tensor *>> copies;
+    g.biases_ctx.reset(ggml_init({ std::size(MEMBERS)*g.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+    std::vector<ostinato_expert_ffn> biases(g.layers.size());
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
+        for (const auto member : MEMBERS) {
+            if (const ggml_tensor * source = may_stage() ? ffn.*member : nullptr) {
+                ggml_tensor * t = ggml_dup_tensor(g.biases_ctx.get(), source);
+                ggml_format_name(t, "%s (all)", source->name);
+                biases[i].*member = t;
+                copies.emplace_back(t, source);
+            }
+        }
+    }
+    if (copies.empty()) {
+        return;
+    }
+    g.biases_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(g.biases_ctx.get(), g.memory.buft));
+    if (!g.biases_buffer) {
+        throw std::bad_alloc();
+    }
+    ggml_backend_buffer_set_usage(g.biases_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (const auto & [to, from] : copies) {
+        ggml_backend_tensor_set(to, from->data, 0, ggml_nbytes(from));
+    }
+    g.biases = std::move(biases);
+}
+
+void ostinato_placement::add_borrower(group & g) {
+    if (limits.borrow_percent == 0 || g.pool->lent() == 0) {
+        return;
+    }
+    std::vector<ostinato_borrowing_layer> borrowing;
+    for (const size_t i : g.layers) {
+        const ggml_tensor * counts = layers[i].counts;
+        borrowing.push_back({ layers[i].n_experts, (const char *) counts->data + OSTINATO_PHASE_DECODE*counts->nb[1], host[i].data() });
+    }
+    g.borrower = std::make_unique<ostinato_borrower>(g.memory, std::move(borrowing), limits.borrow_percent);
+    g.borrower->reset(*g.pool);
+}
+
+size_t ostinato_placement::borrow(const hot_sets & wanted) {
+    size_t n = 0;
+    for (const auto & g : groups) {
+        n += g->borrower ? g->borrower->set(part_of(*g, wanted)) : 0;
+    }
+    return n;
+}
+
+const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_tokens) const {
+    const group & g = *groups[group_of[layer]];
+    return g.is_gpu() ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
+}
+
+// With the experts of the first layer that has enough of them in page-locked memory.
+void ostinato_placement::measure_speeds(group & g) {
+    constexpr size_t FEW  = 8;
+    constexpr size_t MANY = 64; // more than the processor's cache holds
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        const ostinato_cold_layer & layer = g.client.layers[i];
+        std::vector<int32_t> experts;
+        for (int32_t e = 0; e < layer.n_experts && experts.size() < MANY; ++e) {
+            if (layer.pinned[e]) {
+                experts.push_back(e);
+            }
+        }
+        if (experts.size() < FEW || !layer.staging) {
+            continue;
+        }
+        // the graph has not told yet what is computed with the experts; for their speed, what the loader found will do
+        ostinato_cold_layer plain = layer;
+        plain.ffn = layers[g.layers[i]].ffn;
+        ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
+        ostinato_speeds & speeds = g.client.speeds;
+        speeds.cpu_row  = team.measure(plain, experts, 1, experts.size());
+        speeds.cpu_few  = team.measure(plain, experts, 4, experts.size());
+        speeds.cpu_rows = team.measure(plain, experts, 16, experts.size());
+
+        const size_t bytes = plain.ffn->down->nb[2];
+        const auto upload_all = [&] { // seconds per byte
+            const int64_t begin_us = ggml_time_us();
+            for (const int32_t e : experts) {
+                g.memory.copy(layer.staging->down->data, layer.host[e].down, bytes);
+            }
+            return (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*bytes);
+        };
+        speeds.link = std::min(upload_all(), upload_all());
+        measure_sharing(g, i, plain, experts);
+        speeds.is_default = false;
+        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link, %.1f and %.1f GB/s at once; "
+            "%d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
+            1e-9/speeds.cpu_row_beside_link, 1e-9/speeds.in_place_beside_cpu, team.n_threads());
+        return;
+    }
+}
