@@ -41,12 +41,14 @@ from ostinatod.profiles.experts import ModelExperts, read_experts
 from ostinatod.profiles.gguf_model import read_model
 from ostinatod.profiles.planner import ExpertPlaces, plan_hot, spread_evenly
 from ostinatod.profiles.rates import Forgetting, learned_rates
-from ostinatod.profiles.step_time import StepSample, check_predictions, fit_step_time
+from ostinatod.profiles.step_time import RouteCost, StepSample, check_predictions, fit_step_time
 
 Mask = NDArray[np.bool_]
 
 BUCKETS = (64, 256, 1024)
 """New tokens of a turn, at most; longer ones, mostly first turns, are a bucket of their own."""
+ROUTE_SPREAD = 0.3
+"""Of the CPU branch's time per cold route: how far what a route adds to a step may be from it."""
 BUDGET_STEP = 1 / 128
 """Of all experts' bytes: what a set gives up when the pool has less room than its size says."""
 
@@ -77,6 +79,7 @@ class Experiment:
             timeout_ms=20_000,
             upload_tokens=arguments.upload_tokens,
             link_percent=arguments.link_percent,
+            pin_bytes=arguments.pin_bytes,
         )
         on_gpu = any(arguments.libraries.glob("libggml-cuda*"))
         self.run = PlacedModel(bindings, arguments.model, setting, n_ctx=longest + PASS_TOKENS, on_gpu=on_gpu)
@@ -147,9 +150,10 @@ class Experiment:
         """
         cpu_routes = sum(turn.cpu_routes for turn in seen)
         route_ms = sum(turn.cpu_busy_ms for turn in seen) / cpu_routes if cpu_routes else None
-        fit = fit_step_time(_samples(seen, even), route_ms)
+        cost = None if route_ms is None else RouteCost(route_ms, ROUTE_SPREAD * route_ms)
+        fit = fit_step_time(_samples(seen, even), cost)
         samples = _samples(coming, learned)
-        check = check_predictions(_samples(seen, even), route_ms)
+        check = check_predictions(_samples(seen, even), cost)
         result: dict[str, Any] = {
             "cpu_ms_per_cold_route": _rounded(route_ms),
             "step_time": None if fit is None else {key: round(value, 5) for key, value in asdict(fit).items()},
@@ -303,6 +307,7 @@ def main() -> int:
         "--upload-tokens", type=int, default=0, help="passes of so many may upload cold experts; 0: none"
     )
     parser.add_argument("--link-percent", type=int, default=0, help="0: as measured; -1: none in place")
+    parser.add_argument("--pin-bytes", type=int, default=0, help="host memory to page-lock; 0: what can be spared")
     parser.add_argument("--threads", type=int, default=0, help="of the CPU branch; 0: as many as are worth having")
     arguments = parser.parse_args()
 

@@ -135,7 +135,7 @@ class Replay:
         """Coverage of held-out sessions n sessions after a wild one, and without it."""
         clean, tested = self.of("development"), self.of("held-out")
         half = len(clean) // 2
-        counts = sum(total_counts(clean))
+        counts = np.sum(total_counts(clean), axis=0)
         unused = np.argsort(np.argsort(counts, axis=1), axis=1) < counts.shape[1] // 2
         wild = replace(
             clean[0],

@@ -25,6 +25,8 @@ MIB = 1024**2
 GIB = 1024**3
 STAGING_SHARE = 1 / 8
 """Of the pool's memory, which uploads land in."""
+POOL_OWN_MIB = 18
+"""What a pool takes without any expert: experts pass through 16 MiB of it when others become hot."""
 SESSIONS = 3
 TURNS_BEFORE, TURNS_AFTER = 3, 1
 """Of each session, before and after the set of hot experts changes."""
@@ -67,10 +69,8 @@ class Live:
         estimate = self.host.json("load", "--estimate-only", str(self.file or self.name))
         self.found["engine"], self.found["estimate"] = build, estimate
         self.on_gpu = build["backend"] == "cuda" and bool(self.gpus)
-        layer_bytes = estimate["n_experts"] * estimate["expert_bytes"]
         hot_bytes = self.hot_share * estimate["expert_weights_bytes"] / (len(self.gpus) if self.on_gpu else 1)
-        staging_bytes = max(layer_bytes, hot_bytes * STAGING_SHARE / (1 - STAGING_SHARE))
-        pool_mib = -int(-(hot_bytes + staging_bytes) // MIB)
+        pool_mib = POOL_OWN_MIB - int(-hot_bytes / (1 - STAGING_SHARE) // MIB)
         # What is learned is applied only when asked for, so that this run is the same each time.
         self.host.set(OSTINATO_LEARN_IDLE="never", OSTINATO_ENGINE_ARGS=f"--ostinato-pool-mib {pool_mib}")
         if not self.on_gpu:

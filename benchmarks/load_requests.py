@@ -11,10 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-DIALECTS = ("chat", "completions", "responses", "messages", "ollama-chat", "ollama-generate")
 Dialect = Literal["chat", "completions", "responses", "messages", "ollama-chat", "ollama-generate"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
 CONSTRAINED_TOKENS = 40
 FREE_TOKENS = 8

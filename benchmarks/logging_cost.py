@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
@@ -149,7 +150,7 @@ def database_size(shape: Shape, sessions: int, directory: Path) -> dict[str, Any
     for record in Workload(shape).requests(sessions):
         requests += 1
         if requests <= TIMED:
-            alone.append(_timed(lambda record=record: write([record])))
+            alone.append(_timed(partial(write, [record])))
             continue
         pending.append(record)
         if len(pending) == 100:
@@ -191,16 +192,10 @@ def request_cost(shape: Shape, directory: Path) -> dict[str, Any]:
             sizes.append(len(answer[0]))
             steps["read_counters"].append(asyncio.run(_fetch(directory / "engine.sock")))
             arrival = Arrival(record.id, record.fingerprint, shape.k, "openai", _body(record), {}, True, time.time())
-            steps["identify"].append(_timed(lambda arrival=arrival: books.identify(arrival)))
+            steps["identify"].append(_timed(partial(books.identify, arrival)))
             turn = books.identify(arrival)
             outcome = Outcome("ok", 3000.0, 1.0, 800.0, 6000, 5900, 100, 700.0, 2000.0)
-            steps["settle"].append(
-                _timed(
-                    lambda arrival=arrival, turn=turn, outcome=outcome: books.settle(
-                        arrival, turn, outcome, engine, answer[0], None
-                    )
-                )
-            )
+            steps["settle"].append(_timed(partial(books.settle, arrival, turn, outcome, engine, answer[0], None)))
             log.flush()
     log.close()
     return {

@@ -189,7 +189,7 @@ class Player:
 
     def _render(self, session: dict[str, Any], messages: list[dict[str, Any]], *, generate: bool) -> str:
         self._format.add_generation_prompt = generate
-        shown = [{**message, "content": message.get("content") or ""} for message in messages]
+        shown: Any = [{**message, "content": message.get("content") or ""} for message in messages]
         return str(self._format(messages=shown, tools=session["tools"]).prompt)
 
     def _tokens(self, text: str) -> list[int]:
