@@ -83,6 +83,7 @@ size_t ostinato_placement::most_lent(const group & g) const {
 
 // Experts of layers whose products skip routes, since STAGE gives ids to skip, are staged in the pool's lent places.
 void ostinato_placement::connect_staging(group & g) {
+    g.client.uploads.forget();
     g.staging.resize(g.layers.size());
     for (size_t i = 0; i < g.layers.size(); ++i) {
         const ostinato_expert_ffn * places = g.is_skipping[i] && is_copied_whole(*layers[g.layers[i]].ffn) ? g.pool->staging(i) : nullptr;

@@ -258,6 +258,7 @@ bool ostinato_placement::is_borrowing(const group & g, int64_t n_tokens) const {
 // Tells the borrower what the pass will do with lent memory.
 void ostinato_placement::announce(group & g, int64_t n_tokens, bool was_idle) {
     if (is_borrowing(g, n_tokens)) {
+        g.client.uploads.forget();
         g.borrower->begin_decode(was_idle);
     } else if (g.borrower && n_tokens >= limits.upload.choice_tokens) {
         // room for as many experts as passes of this size staged in a layer so far, and some more

@@ -40,7 +40,8 @@ void ostinato_uploads::decide(
         const ostinato_cold_routes & all, ostinato_cold_routes & kept) {
     const ostinato_cold_layer & layer = layers[request.layer];
     const int64_t expert_bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
-    const bool is_next         = last.is_followed && last.layer + 1 == request.layer && last.n_tokens == request.n_tokens;
+    const uint32_t now         = epoch.load();
+    const bool is_next         = last.epoch == now && last.is_followed && last.layer + 1 == request.layer && last.n_tokens == request.n_tokens;
     if (is_next) {
         prefetch.add_rest(request.n_tokens, request.rest_us*1e-6);
     }
@@ -68,6 +69,7 @@ void ostinato_uploads::decide(
     if (is_followed && head_start > 0.0) {
         look_ahead(mailbox, request, layer, layers[request.layer + 1], speeds.link);
     }
+    last.epoch       = now;
     last.layer       = request.layer;
     last.n_tokens    = request.n_tokens;
     last.is_followed = is_followed;

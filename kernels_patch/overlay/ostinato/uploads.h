@@ -62,6 +62,9 @@ public:
         const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers, const ostinato_speeds & speeds,
         const ostinato_cold_routes & all, ostinato_cold_routes & kept);
 
+    // What lies in the staging buffer is void from now on: something else uses the memory. Any thread.
+    void forget() { epoch.fetch_add(1); }
+
     // The step has been answered.
     void end(const ostinato_request & request, const ostinato_cold_routes & all) { prefetch.add_step(request.layer, request.n_tokens, all.groups); }
 
@@ -91,8 +94,11 @@ private:
     std::vector<int32_t> rows;
     std::vector<uint8_t> is_taken; // places that the step computes from
 
+    std::atomic<uint32_t> epoch { 0 };
+
     // The last step, and what it prefetched.
     struct {
+        uint32_t epoch   = 0;
         int32_t layer    = -1;
         int32_t n_tokens = 0;
         bool is_followed = false;
