@@ -57,6 +57,8 @@ def engine_arguments(
         *("--parallel", str(settings.parallel)),
         "--kv-unified",
         *("--cache-ram", str(HOST_CACHE_MIB)),
+        # Which prompts leave their slots, `overlay/ostinato/conversation-slots.h` decides.
+        "--no-cache-idle-slots",
         "--no-context-shift",
         "--no-ui",
         "--offline",
