@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,30 @@ def test_conversations_that_do_not_fit_the_context_together_take_turns(
             for talk in talks:
                 talk += engine.tokens(100)
                 assert engine.read(talk) == 100
+
+
+def test_requests_that_do_not_fit_the_context_together_are_answered_one_after_the_other(
+    engine_build: EngineBuild, tmp_path: Path
+) -> None:
+    flags = ("--ctx-size", "2048", "--parallel", "4")
+    with started(engine_build, tmp_path, WITHOUT_CHECKPOINTS, *flags) as engine:
+        prompts = [engine.tokens(length) for length in (1200, 1100, 300, 1000, 900)]
+        alone = [engine.ask(prompt, 200)[1] for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            together = list(clients.map(lambda prompt: engine.ask(prompt, 200)[1], prompts))
+        assert [len(answer) for answer in together] == [200] * len(prompts)
+        assert together == alone
+        assert "waits: no room in the context" in engine.server.log
+
+
+def test_a_request_that_never_fits_is_refused_at_once_beside_one_that_is_answered(
+    engine_build: EngineBuild, tmp_path: Path
+) -> None:
+    flags = ("--ctx-size", "2048", "--parallel", "2")
+    with started(engine_build, tmp_path, WITHOUT_CHECKPOINTS, *flags) as engine, engine.working(engine.tokens(900), 900):
+        answer = engine.server.post("/completion", {"prompt": engine.tokens(2100), "n_predict": 1})
+        assert (answer.status, answer.body["error"]["type"]) == (400, "exceed_context_size_error")
+        assert any(slot["is_processing"] for slot in engine.slots())
 
 
 @pytest.mark.parametrize(("architecture", "slots"), [(WITHOUT_CHECKPOINTS, 1), *((a, 4) for a in FAST)])

@@ -12,6 +12,8 @@
 //   host cache cannot hold stays in its slot, and so does a long one beside a short request.
 //
 // The host cache keeps its limit and gives up first what was used longest ago. A prompt that is being brought back does not count.
+//
+// Requests that do not fit the context together with those that are being answered wait: were it full, all of them would fail.
 
 #pragma once
 
@@ -24,6 +26,7 @@
 #include <cstdint>
 #include <iterator>
 #include <list>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -42,6 +45,28 @@ inline bool ostinato_loses_much(size_t n_tokens, size_t n_kept) {
 // Whether copying a prompt of n_tokens saves more time than it takes, where n_more tokens need not be read then.
 inline bool ostinato_is_worth_copying(size_t n_tokens, size_t n_more) {
     return n_more*OSTINATO_COPIED_PER_READ > n_tokens;
+}
+
+// What an answer that has no lower limit is expected to take of the context, at most.
+inline constexpr int32_t OSTINATO_ANSWER_SHARE = 8; // 1/8
+
+// Whether the KV cache has room for the request beside those that are being answered, or for one of them at a time.
+template <typename Slot>
+bool ostinato_has_room(const std::vector<Slot> & slots, const server_task & task) {
+    const auto answer = [](const Slot & slot, int32_t limit) {
+        const int32_t most = slot.n_ctx/OSTINATO_ANSWER_SHARE;
+        return limit < 0 ? most : std::min(limit, most);
+    };
+    int64_t n_working = 0;
+    int64_t n_needed  = task.tokens.size() + answer(slots.front(), task.params.n_predict);
+    const bool fits_alone = (int64_t) task.tokens.size() < slots.front().n_ctx; // else it is refused
+    for (const Slot & slot : slots) {
+        if (slot.is_processing()) {
+            n_needed += std::max<int64_t>(slot.prompt.n_tokens(), slot.task->n_tokens()) + answer(slot, slot.n_remaining());
+            ++n_working;
+        }
+    }
+    return n_working == 0 || !fits_alone || n_needed <= (int64_t) llama_n_ctx(slots.front().ctx_tgt);
 }
 
 // Hook: called by server_context_impl before it empties a slot for want of room. Whether the host cache holds the whole prompt then.
@@ -204,12 +229,21 @@ private:
     cached_prompts copy_; // what is to be restored: one, or none
 };
 
-// Hook: called by server_context_impl for each request before it chooses a slot itself, which it does where this answers nullptr. Inert
-// without a host cache, with a KV cache in parts, and for requests that name a slot or adapters.
+// Hook: called by server_context_impl for each request before it chooses a slot itself, which it does where this answers nothing. nullptr: the
+// request waits until a slot is released. Inert with a KV cache in parts and, but for waiting, without a host cache and for requests that name a
+// slot or adapters.
 template <typename Slot>
-Slot * ostinato_choose_slot(std::vector<Slot> & slots, const server_task & task, server_prompt_cache * cache, bool is_unified) {
-    if (!cache || !is_unified || task.type != SERVER_TASK_TYPE_COMPLETION || task.id_slot != -1 || !task.params.lora.empty()) {
+std::optional<Slot *> ostinato_choose_slot(std::vector<Slot> & slots, const server_task & task, server_prompt_cache * cache, bool is_unified) {
+    if (!is_unified || task.type != SERVER_TASK_TYPE_COMPLETION) {
+        return std::nullopt;
+    }
+    if (!ostinato_has_room(slots, task)) {
+        SRV_INF("request of %zu tokens waits: no room in the context beside those that are being answered\n", task.tokens.size());
         return nullptr;
     }
-    return ostinato_slot_choice<Slot>(slots, task, *cache).take();
+    if (!cache || task.id_slot != -1 || !task.params.lora.empty()) {
+        return std::nullopt;
+    }
+    Slot * chosen = ostinato_slot_choice<Slot>(slots, task, *cache).take();
+    return chosen ? std::make_optional(chosen) : std::nullopt;
 }
