@@ -143,7 +143,10 @@ def test_a_request_that_never_fits_is_refused_at_once_beside_one_that_is_answere
     engine_build: EngineBuild, tmp_path: Path
 ) -> None:
     flags = ("--ctx-size", "2048", "--parallel", "2")
-    with started(engine_build, tmp_path, WITHOUT_CHECKPOINTS, *flags) as engine, engine.working(engine.tokens(900), 900):
+    with (
+        started(engine_build, tmp_path, WITHOUT_CHECKPOINTS, *flags) as engine,
+        engine.working(engine.tokens(900), 900),
+    ):
         answer = engine.server.post("/completion", {"prompt": engine.tokens(2100), "n_predict": 1})
         assert (answer.status, answer.body["error"]["type"]) == (400, "exceed_context_size_error")
         assert any(slot["is_processing"] for slot in engine.slots())
