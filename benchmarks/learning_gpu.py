@@ -187,7 +187,7 @@ class Experiment:
         told["same_tokens_read"] = all(a.new_tokens == b.new_tokens for a, b in pairs[1:])
         told["nmse_before"] = _nmse(pairs[:half])
         told["nmse_after"] = _nmse(pairs[half:])
-        told["same_argmax"] = all(int(a.logits.argmax()) == int(b.logits.argmax()) for a, b in pairs)
+        told["same_argmax"] = all(int(np.argmax(a.logits)) == int(np.argmax(b.logits)) for a, b in pairs)
         return told
 
     def result(self) -> dict[str, Any]:

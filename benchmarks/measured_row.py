@@ -193,7 +193,7 @@ class Row:
             {
                 "decode_ms": round(statistics.median(timed), 4),
                 "per_step": changed(before, self.model.devices(), len(timed)),
-                "likely_token": int(self.model.logits().argmax()),
+                "likely_token": int(np.argmax(self.model.logits())),
             }
         )
         steps.extend(timed)

@@ -93,7 +93,7 @@ class Rows:
             mask, counts = self.hot(hot), self.counted()["profile"]
             job = replace(job, hot=str(self.work / f"hot-{number}.npy"))
             np.save(str(job.hot), mask)
-            found = {"hot": hot, "coverage": round(float(counts[mask].sum() / counts.sum()), 4)}
+            found = {"hot": hot, "coverage": round(int(counts[mask].sum()) / int(counts.sum()), 4)}
         begun = time.monotonic()
         failure = self._wait(job, setting)
         told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}

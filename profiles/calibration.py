@@ -126,7 +126,7 @@ def _gpu_branch_ms(cpu_ms: Floats, steps: Floats, waited_ms: float) -> float:
     # Steps that take less than G make nobody wait; with the rest, the waits are linear in G.
     rest_steps, rest_ms = np.cumsum(counts[::-1])[::-1], np.cumsum((counts * cpu)[::-1])[::-1]
     candidates = (rest_ms[rest_steps > 0] - waited_ms) / rest_steps[rest_steps > 0]
-    return float(candidates.max())
+    return float(np.max(candidates))
 
 
 def _by_size(layers: Sequence[LayerTimes]) -> dict[int, tuple[Floats, Floats]]:

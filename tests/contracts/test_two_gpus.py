@@ -30,6 +30,7 @@ def two_gpus(*pools: int) -> dict[str, Any]:
             "gpu": True,
             "pool_capacity": size,
             "pool_used": size,
+            "pool_room": size,
             "published": 900,
             "cold_routes": 1400,
             "waited_ms": 21.5,
