@@ -244,6 +244,5 @@ std::optional<Slot *> ostinato_choose_slot(std::vector<Slot> & slots, const serv
     if (!cache || task.id_slot != -1 || !task.params.lora.empty()) {
         return std::nullopt;
     }
-    Slot * chosen = ostinato_slot_choice<Slot>(slots, task, *cache).take();
-    return chosen ? std::make_optional(chosen) : std::nullopt;
+    return ostinato_slot_choice<Slot>(slots, task, *cache).take();
 }

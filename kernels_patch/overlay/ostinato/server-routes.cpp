@@ -94,12 +94,7 @@ static json describe_decode(const ostinato_memory_view & device) {
 }
 
 // What the CPU branch took, as the cost model needs it: by device. Null where experts are not divided between two branches.
-static json describe_cpu_branch(const llama_model * model) {
-    const auto entry = ostinato_find_model(model);
-    if (!entry) {
-        return nullptr;
-    }
-    const ostinato_residency_view view = ostinato_view_residency(*entry);
+static json describe_cpu_branch(const ostinato_residency_view & view) {
     if (!view.has_placement) {
         return nullptr;
     }
@@ -207,14 +202,10 @@ static json describe_memory(const llama_context * ctx, const json & devices) {
 }
 
 // Of each MoE layer, which of `pool_bytes` it shares; null with one GPU.
-static json describe_gpu_of_layer(const llama_model * model) {
-    const auto entry = ostinato_find_model(model);
-    if (!entry) {
-        return nullptr;
-    }
+static json describe_gpu_of_layer(const ostinato_residency_view & view) {
     std::map<int32_t, size_t> gpu_of_layer;
     size_t n_gpus = 0;
-    for (const ostinato_memory_view & device : ostinato_view_residency(*entry).devices) {
+    for (const ostinato_memory_view & device : view.devices) {
         for (const ostinato_layer_times & times : device.decode) {
             gpu_of_layer[times.il] = n_gpus;
         }
@@ -235,6 +226,8 @@ static server_http_res_ptr get_status(const server_http_req &) {
     const bool is_counting = ostinato_get_route_shape(model, &shape) == OSTINATO_OK;
     const std::string reason = is_counting ? "" : ostinato_last_error();
     const json devices = describe_devices(model);
+    const auto entry = ostinato_find_model(model);
+    const ostinato_residency_view view = entry ? ostinato_view_residency(*entry) : ostinato_residency_view {};
     json pool_bytes = nullptr; // what hot experts may take, one number for each GPU
     for (const json & device : devices) {
         if (device.at("gpu").get<bool>()) {
@@ -253,8 +246,8 @@ static server_http_res_ptr get_status(const server_http_req &) {
         { "residency", describe_residency(model) },
         { "devices",    devices },
         { "pool_bytes", pool_bytes },
-        { "gpu_of_layer", describe_gpu_of_layer(model) },
-        { "cpu_branch", describe_cpu_branch(model) },
+        { "gpu_of_layer", describe_gpu_of_layer(view) },
+        { "cpu_branch", describe_cpu_branch(view) },
         { "memory",     model ? describe_memory(served_context(), devices) : json(nullptr) },
     });
 }

@@ -110,11 +110,16 @@ void ostinato_uploads::stage(
         }
         most = std::max(most, mailbox.decided_slots[expert] + 1);
     }
-    std::atomic<int32_t> & seen = most_places[ostinato_size_class(mailbox.request->n_tokens)];
-    seen.store(std::max(seen.load(), most));
+    note_places(mailbox.request->n_tokens, most);
     n_uploaded += chosen.size();
     n_foreseen += n_there;
     bytes      += (chosen.size() - n_there)*ostinato_expert_bytes(*layer.ffn);
+}
+
+// A step of so many tokens uses the first n places.
+void ostinato_uploads::note_places(int64_t n_tokens, int32_t n) {
+    std::atomic<int32_t> & most = most_places[ostinato_size_class(n_tokens)];
+    most.store(std::max(most.load(), n));
 }
 
 int32_t ostinato_uploads::next_free(int32_t place) const {
@@ -154,7 +159,6 @@ void ostinato_uploads::look_ahead(
     const staging_memory memory(*next.staging);
     const double most      = prefetch.head_start(request.n_tokens)/(seconds_per_byte*ostinato_expert_bytes(*next.ffn));
     const int32_t n_places = places_of(*next.staging);
-    std::atomic<int32_t> & seen = most_places[ostinato_size_class(request.n_tokens)];
     int32_t & n = mailbox.request->n_prefetched;
     int32_t place = -1;
     for (const int32_t expert : prefetch.expected(request.layer + 1, request.n_tokens)) {
@@ -172,7 +176,7 @@ void ostinato_uploads::look_ahead(
         }
         mailbox.copies[mailbox.request->n_copies + n++] = { next.host[expert].record, memory.at(place), (int64_t) memory.stride };
         last.place_of[expert] = place;
-        seen.store(std::max(seen.load(), place + 1));
+        note_places(request.n_tokens, place + 1);
     }
     n_prefetched += n;
     bytes        += n*ostinato_expert_bytes(*next.ffn);

@@ -82,6 +82,7 @@ public:
 private:
     int32_t places_of(const ostinato_expert_ffn & staging) const { return (int32_t) std::min<int64_t>(staging.down->ne[2], max_places.load()); }
     int32_t next_free(int32_t place) const;
+    void note_places(int64_t n_tokens, int32_t n);
     void add_copies(const ostinato_mailbox & mailbox, const ostinato_cold_layer & layer, int32_t expert, int32_t place);
     void stage(
         const ostinato_mailbox & mailbox, const ostinato_cold_layer & layer, const std::vector<int32_t> & chosen, const ostinato_cold_routes & all,
