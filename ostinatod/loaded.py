@@ -294,22 +294,32 @@ class LoadedModels:
     ) -> _Resident:
         self._launches += 1
         socket = self._places.sockets / f"engine-{os.getpid()}-{self._launches}.sock"
-        arguments = engine_arguments(self._settings, record, socket, residency, build.backend, prompts, experts.chosen)
-        launch = Launch(
-            name=record.name,
-            command=(str(build.server), *arguments),
-            environment=engine_environment(self._places.environment, build.library_directory),
-            socket=socket,
-            log_file=self._places.logs / f"engine-{record.digest[:12]}.log",
-            stall_s=self._settings.load_stall_s,
-            told=experts.told,
-        )
+
+        def launch(residency: Path | None, experts: ExpertChoice) -> Launch:
+            chosen = experts.chosen
+            arguments = engine_arguments(self._settings, record, socket, residency, build.backend, prompts, chosen)
+            return Launch(
+                name=record.name,
+                command=(str(build.server), *arguments),
+                environment=engine_environment(self._places.environment, build.library_directory),
+                socket=socket,
+                log_file=self._places.logs / f"engine-{record.digest[:12]}.log",
+                stall_s=self._settings.load_stall_s,
+                told=experts.told,
+            )
+
+        async def renew() -> Launch:
+            """After a crash: with the set that is active by now, on the memory that is free by now."""
+            residency = await asyncio.to_thread(self._residency_file, record)
+            resident.experts = await asyncio.to_thread(self._expert_chooser.choose, record, build.backend)
+            return launch(residency, resident.experts)
 
         async def prepare(client: EngineClient) -> None:
-            resident.experts = await confirmed(experts, record.name, client)
-            await self.prompts.restore(record, build.digest, experts.chosen, client)
+            resident.experts = await confirmed(resident.experts, record.name, client)
+            await self.prompts.restore(record, build.digest, resident.experts.chosen, client)
 
-        resident = _Resident(record, EngineProcess(launch, prepare), build, experts, self._settings)
+        process = EngineProcess(launch(residency, experts), prepare, renew)
+        resident = _Resident(record, process, build, experts, self._settings)
         self._residents[_key(record)] = resident
         return resident
 

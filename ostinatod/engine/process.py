@@ -69,6 +69,7 @@ class Launch:
 
 
 Prepare = Callable[[EngineClient], Awaitable[None]]
+Renew = Callable[[], Awaitable[Launch]]
 
 
 async def nothing_to_prepare(client: EngineClient) -> None:
@@ -78,10 +79,16 @@ async def nothing_to_prepare(client: EngineClient) -> None:
 class EngineProcess:
     """See the module's table. Must be used from one event loop."""
 
-    def __init__(self, launch: Launch, prepare: Prepare = nothing_to_prepare) -> None:
-        """`prepare` is awaited each time the engine has loaded, before anybody is told that it is ready."""
+    def __init__(self, launch: Launch, prepare: Prepare = nothing_to_prepare, renew: Renew | None = None) -> None:
+        """`prepare` is awaited each time the engine has loaded, before anybody is told that it is ready.
+
+        `renew` gives the launch of every start after the first: what it depends on may have changed since. It keeps
+        name, socket and log file.
+        """
         self._launch = launch
         self._prepare = prepare
+        self._renew = renew
+        self._was_started = False
         self._state: State = "stopped"
         self._process: asyncio.subprocess.Process | None = None
         self._start: asyncio.Task[EngineLoadError | None] | None = None
@@ -190,6 +197,9 @@ class EngineProcess:
         started_at = loop.time()
         self.progress, self._exit = None, None
         try:
+            if self._was_started and self._renew is not None:
+                self._launch = await self._renew()
+            self._was_started = True
             exited = await self._spawn()
         except OSError as error:
             self._note_failure(f"it could not be started: {error}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from ostinatod.config import FOREVER_S
 from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.application import Applied
 from ostinatod.store.records import ModelRecord
-from tests.conftest import ScriptedEngine
+from tests.conftest import ScriptedEngine, eventually
 from tests.fakes.gguf import Tensor, model_metadata, write
 from tests.fakes.memory_store import record
 from tests.unit.learning.conftest import Learning, RunLearning, favours, load, logged
@@ -362,6 +364,29 @@ def test_the_engine_s_capacity_test_makes_room_from_the_next_look_on(learn: RunL
         active = learning.service.generations.active(model.digest)
         assert active is not None
         assert active.hot_experts == 3
+        assert await engine_generation(learning, model) == active.generation
+
+    learn(body, script={"told": {"slots": 3}}, hot_experts_fraction=0.0)
+
+
+def test_an_engine_that_is_started_again_after_a_crash_has_what_was_learned_since_its_first_start(
+    learn: RunLearning, model: ModelRecord
+) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        assert await engine_generation(learning, model) == 0
+        learning.log.append(logged([2, 3], at=1))
+        await learning.service.consider(model)
+        active = learning.service.generations.active(model.digest)
+        assert active is not None
+        loaded = learning.loaded.find(model)
+        assert loaded is not None
+        assert loaded.pid is not None
+        os.kill(loaded.pid, signal.SIGKILL)
+        await asyncio.to_thread(
+            eventually, lambda: learning.loaded.engine_client(model) is None, "the daemon to notice the end"
+        )
+        await load(learning, model)
         assert await engine_generation(learning, model) == active.generation
 
     learn(body, script={"told": {"slots": 3}}, hot_experts_fraction=0.0)
