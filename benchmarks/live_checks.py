@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +231,14 @@ class Live:
         question: list[Message] = [{"role": "user", "content": "Count to a thousand."}]
         broken = ask(self.host.http, self.name, question, "killed", tokens=LONG_ANSWER_TOKENS, seen=kill_in_time)
         check(broken.error and broken.status == 200, "an error within the stream", broken)
-        answer = ask(self.host.http, self.name, question, "killed")
+        with ThreadPoolExecutor(1) as beside, ExitStack() as until_started:
+            # A new engine is placed by the memory that is free when it starts, as the one before was.
+            if self.on_gpu:
+                until_started.enter_context(ballast(self._too_little_bytes(), self.host.environment))
+            asked = beside.submit(ask, self.host.http, self.name, question, "killed")
+            eventually(lambda: asked.done() or self._pids() - {pid, None})
+            until_started.close()
+            answer = asked.result()
         check(answer.error is None and answer.text, "an answer of a new engine", answer.error)
         model = self.host.model(self.name)
         self.found["after_kill"] = {"broken": broken.as_json(), "answer": answer.as_json(), "model": model}
@@ -237,6 +246,10 @@ class Live:
         placed, again = before["engine"]["residency"], model["engine"]["residency"]
         check(again["hot_experts"] == placed["hot_experts"], f"the placement {placed}", again)
         return f"told: {broken.error!r}; the next answer came after {answer.total_ms:.0f} ms"
+
+    def _pids(self) -> set[int | None]:
+        """Of the engines that the daemon has now."""
+        return {model["pid"] for model in self.host.get("/ostinato/status")["models"]}
 
     def ends(self) -> str:
         """Nothing is left: no process, and the GPUs' memory is free again."""

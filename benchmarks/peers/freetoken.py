@@ -108,6 +108,13 @@ class FreeToken:
         at = self._request(self._context + tokens[:1].tolist(), len(tokens) + 1)
         return [later - earlier for earlier, later in itertools.pairwise(at)]
 
+    def turn(self, reused: int, new: Tokens, output: Tokens) -> tuple[float, float]:
+        prompt = self._context[:reused] + new.tolist()
+        at = self._request(prompt, len(output))
+        # It goes on with what it said itself: another answer would have to be read.
+        self._context = prompt + [int(token) for token in self._llm.status_map[0].output_ids[: len(output) - 1]]
+        return at[0], at[-1] - at[0]
+
     def facts(self) -> dict[str, Any]:
         torch: Any = importlib.import_module("torch")
         cache = getattr(self._llm.engine, "moe_offload_cache", None)

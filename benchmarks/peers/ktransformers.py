@@ -34,22 +34,23 @@ class KTransformers:
         )
         self._context: list[int] = []
 
-    def _request(self, prompt: list[int], output_tokens: int) -> tuple[list[float], int]:
-        """Milliseconds from the request to each output token, and the first of them."""
+    def _request(self, prompt: list[int], output_tokens: int) -> tuple[list[float], list[int]]:
+        """Milliseconds from the request to each output token, and the tokens."""
         sampling = {"max_new_tokens": output_tokens, "ignore_eos": True, "temperature": 0.0}
         arrivals: list[float] = []
-        first: list[int] = []
+        said: list[int] = []
         started = time.perf_counter()
         for chunk in self._engine.generate(input_ids=prompt, sampling_params=sampling, stream=True):
             arrivals.append((time.perf_counter() - started) * 1000)
-            first = first or chunk["output_ids"]
+            # All of them so far, or the new ones.
+            said = chunk["output_ids"] if len(chunk["output_ids"]) > len(said) else said + chunk["output_ids"]
         if len(arrivals) != output_tokens:
             raise RuntimeError(f"expected {output_tokens} tokens, got {len(arrivals)}")
-        return arrivals, first[0]
+        return arrivals, said
 
     def read_context(self, tokens: Tokens) -> int:
         self._context = tokens.tolist()
-        return self._request(self._context, 1)[1]
+        return self._request(self._context, 1)[1][0]
 
     def prefill(self, tokens: Tokens) -> float:
         return self._request(self._context + tokens.tolist(), 1)[0][0]
@@ -57,6 +58,13 @@ class KTransformers:
     def decode(self, tokens: Tokens) -> list[float]:
         at, _ = self._request(self._context + tokens[:1].tolist(), len(tokens) + 1)
         return [later - earlier for earlier, later in itertools.pairwise(at)]
+
+    def turn(self, reused: int, new: Tokens, output: Tokens) -> tuple[float, float]:
+        prompt = self._context[:reused] + new.tolist()
+        at, said = self._request(prompt, len(output))
+        # It goes on with what it said itself: another answer would have to be read.
+        self._context = prompt + said[: len(output) - 1]
+        return at[0], at[-1] - at[0]
 
     def facts(self) -> dict[str, Any]:
         return {name: importlib.metadata.version(name) for name in ("kt-kernel", "sglang-kt")}

@@ -2,13 +2,15 @@
 
     python -m benchmarks.peers.measure MODULE WORK.json OPTIONS.json OUT.json
 
-Writes OUT.json: decode and prefill times (ms), load time (s), GPU memory (bytes). Its error output is the engine's.
+Writes OUT.json: decode and prefill times (ms), load time (s), GPU memory (bytes); where WORK.json names sessions, their
+turns instead, anew after every turn. Its error output is the engine's.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -20,6 +22,10 @@ import numpy as np
 
 from benchmarks.peers.gpu_memory import used_bytes
 from benchmarks.peers.protocol import WARM_UP, Engine, Options, Peer, Tokens, Work
+from ostinatod.bench.sessions import read_sessions
+
+WARM_UP_READ = 512
+"""Tokens that are read before sessions."""
 
 
 def measure(
@@ -60,6 +66,28 @@ def measure(
     }
 
 
+def replay(
+    open_engine: Callable[[Work, Options], Engine],
+    work: Work,
+    options: Options,
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """Replay the sessions of `work` and hand on all turns so far, by session, after each one."""
+    engine = open_engine(work, options)
+    rng = np.random.default_rng(work.seed)
+    engine.read_context(rng.integers(0, work.vocabulary, WARM_UP_READ).astype(np.int32))
+    engine.decode(rng.integers(0, work.vocabulary, WARM_UP).astype(np.int32))
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    for session in read_sessions(Path(work.sessions)):
+        turns = sessions[session.id] = []
+        for turn in session.turns:
+            new, output = (np.array(tokens, np.int32) for tokens in (turn.new, turn.output))
+            first, others = engine.turn(turn.reused, new, output)
+            lengths = {"kind": turn.kind, "reused": turn.reused, "new": len(new), "output": len(output)}
+            turns.append({**lengths, "ttft_ms": round(first, 3), "total_ms": round(first + others, 3)})
+            keep({"sessions": sessions, "facts": engine.facts()})
+
+
 def peer_named(module: str) -> Peer:
     """The peer that benchmarks/peers/MODULE.py defines."""
     peer = importlib.import_module(f"benchmarks.peers.{module}").PEER
@@ -72,9 +100,18 @@ def main() -> int:
     module, work_file, options_file, out = sys.argv[1:]
     work = Work.from_json(json.loads(Path(work_file).read_text(encoding="utf-8")))
     options: Options = json.loads(Path(options_file).read_text(encoding="utf-8"))
-    result = measure(peer_named(module).open, work, options)
-    Path(out).write_text(json.dumps(result), encoding="utf-8")
+    if work.sessions:
+        replay(peer_named(module).open, work, options, lambda result: write_json(Path(out), result))
+    else:
+        write_json(Path(out), measure(peer_named(module).open, work, options))
     return 0
+
+
+def write_json(file: Path, result: dict[str, Any]) -> None:
+    """Write a result, which is whole at any time."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result), encoding="utf-8")
+    os.replace(temporary, file)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,15 @@ class Work:
     """CPU threads."""
     vocabulary: int = 32000
     seed: int = 17
+    sessions: str = ""
+    """File of sessions that are replayed, in place of everything else that is timed."""
+    session_tokens: int = 0
+    """Of the longest session."""
 
     @property
     def n_ctx(self) -> int:
         """Positions that an engine must have room for."""
-        return self.depth + max(*self.lengths, self.decode_tokens + WARM_UP) + 64
+        return max(self.depth + max(*self.lengths, self.decode_tokens + WARM_UP), self.session_tokens) + 64
 
     def as_json(self) -> dict[str, Any]:
         """As `from_json` reads it."""
@@ -62,6 +66,12 @@ class Engine(Protocol):
 
     def decode(self, tokens: Tokens) -> list[float]:
         """Milliseconds per output token behind the context, one for each of `tokens`; an engine may choose its own."""
+
+    def turn(self, reused: int, new: Tokens, output: Tokens) -> tuple[float, float]:
+        """Milliseconds to the first output token and of all others, of a request that keeps `reused` tokens of the
+        context, reads `new` and emits as many tokens as `output`, of which the last one is not read; an engine may
+        choose its own. A session begins with `reused` 0.
+        """
 
     def facts(self) -> dict[str, Any]:
         """What the engine says about itself: versions, graph splits, counters."""

@@ -5,12 +5,15 @@
 
 Every setting runs in a process of its own with a time limit. RESULT.json has every setting that was tried, with its
 figures or the engine's own error; the table printed at the end has each engine's fastest setting within the memory.
+With --sessions that setting then replays recorded sessions, the turns that replay.py times with the same options; the
+totals of --replayed, its turns.jsonl, stand beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -29,7 +32,9 @@ from benchmarks.peers.ik import PACKAGE
 from benchmarks.peers.measure import peer_named
 from benchmarks.peers.protocol import ModelShape, Options, Peer, Work
 from benchmarks.peers.search import Outcome, Request, best, search
+from benchmarks.peers.sessions import Replayed, held_out_sessions, totals_of_replay, totals_table
 from benchmarks.peers.stock import LIBRARIES
+from ostinatod.bench.sessions import Limits, write_sessions
 from ostinatod.profiles.gguf_header import read_header
 
 PEERS = ("stock", "ik", "freetoken", "ktransformers")
@@ -59,8 +64,13 @@ def shape_of(model: Path) -> tuple[ModelShape, int]:
 def run_setting(
     module: str, peer: Peer, work: Work, options: Options, timeout_s: float, environment: dict[str, str]
 ) -> Outcome:
-    """One setting in a process group of its own, which is ended with everything it started."""
+    """One setting in a process group of its own, which is ended with everything it started.
+
+    What it had written when it failed is kept beside the error.
+    """
     environment = {**environment, **peer.environment}
+    # Behind what the environment names: a checkout has not all modules where they are imported from.
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(_ROOT))))
     for name, value in options.items():
         if name.startswith("environment."):
             environment[name.removeprefix("environment.")] = str(value)
@@ -73,7 +83,7 @@ def run_setting(
         log = Path(directory, "log")
         with log.open("wb") as stream:
             child = subprocess.Popen(
-                command, cwd=_ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+                command, cwd=directory, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
                 child.wait(timeout_s)
@@ -85,10 +95,11 @@ def run_setting(
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         wall_s = round(time.monotonic() - started, 1)
+        figures = json.loads(files["out"].read_text(encoding="utf-8")) if files["out"].exists() else None
         if failure:
             said = log.read_text(encoding="utf-8", errors="replace")[-_ERROR_CHARACTERS:]
-            return Outcome(peer.name, options, None, f"{failure}\n{said}".strip(), wall_s)
-        return Outcome(peer.name, options, json.loads(files["out"].read_text(encoding="utf-8")), "", wall_s)
+            failure = f"{failure}\n{said}".strip()
+        return Outcome(peer.name, options, figures, failure, wall_s)
 
 
 def line_of(outcome: Outcome, request: Request) -> str:
@@ -151,17 +162,26 @@ def compare(
     max_runs: int,
     seconds: float,
     report: Callable[[dict[str, list[Outcome]], Outcome], None],
+    then: Callable[[str, Outcome], None] | None = None,
+    then_s: float = 0.0,
 ) -> dict[str, list[Outcome]]:
-    """Searches each peer in turn; none gets more than its share of the time that is left."""
+    """Searches each peer in turn; none gets more than its share of the time that is left.
+
+    then    what is done with the module of an engine and its best setting
+    then_s  seconds of the share that are left to it
+    """
     deadline = time.monotonic() + seconds
     results: dict[str, list[Outcome]] = {peer.name: [] for peer in peers.values()}
     for i, (module, peer) in enumerate(peers.items()):
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(peers) - i)
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(peers) - i) - then_s
         for outcome in search(peer, shape, budget_bytes, request, functools.partial(run, module), max_runs):
             results[peer.name].append(outcome)
             report(results, outcome)
             if time.monotonic() > until:
                 break
+        fastest = best(results[peer.name], request, budget_bytes)
+        if then and fastest:
+            then(module, fastest)
     return results
 
 
@@ -189,8 +209,16 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=16, help="settings of each engine at most")
     parser.add_argument("--run-seconds", type=float, default=150.0)
     parser.add_argument("--seconds", type=float, default=3600.0, help="for all engines together")
+    parser.add_argument("--sessions", type=Path, help="a trace file whose held-out sessions are replayed")
+    parser.add_argument("--development", type=int, default=3, help="sessions that are not held out, as in replay.py")
+    parser.add_argument("--held-out", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=4, help="of each session")
+    parser.add_argument("--max-tokens-per-session", type=int, default=16384)
+    parser.add_argument("--replay-seconds", type=float, default=60.0, help="for the sessions of one engine")
+    parser.add_argument("--replayed", type=Path, help="turns.jsonl of replay.py")
     a = parser.parse_args()
 
+    ends_at = time.monotonic() + a.seconds
     shape, vocabulary = shape_of(a.model)
     work = Work(
         model=str(a.model.resolve()),
@@ -213,26 +241,58 @@ def main() -> int:
     if a.freetoken_kernels:
         environment["FREETOKEN_KERNEL_CACHE_DIR"] = str(a.freetoken_kernels.resolve())
 
-    def run(module: str, options: Options) -> Outcome:
+    def run(module: str, options: Options, work: Work = work, seconds: float = a.run_seconds) -> Outcome:
         own = dict(environment)
         if a.site and module in ("freetoken", "ktransformers"):
             own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(a.site.resolve()), own.get("PYTHONPATH"))))
-        return run_setting(module, peers[module], work, options, a.run_seconds, own)
+        # However long a setting may take, what the others have measured must be told in time.
+        limit_s = min(seconds, max(1.0, ends_at - time.monotonic()))
+        return run_setting(module, peers[module], work, options, limit_s, own)
 
-    def report(results: dict[str, list[Outcome]], outcome: Outcome) -> None:
-        print(line_of(outcome, request), flush=True)
+    replays: list[Replayed] = []
+    results: dict[str, list[Outcome]] = {}
+
+    def write() -> None:
         document = {
             "machine": {"cpu": platform.processor() or platform.machine(), "threads": a.threads},
             "work": work.as_json(),
             "budget_bytes": budget_bytes,
             "request": {"new_tokens": request.new_tokens, "output_tokens": request.output_tokens},
             "peers": {name: [as_json(o) for o in outcomes] for name, outcomes in results.items()},
+            "replays": {item.engine: item.as_json() for item in replays},
         }
         a.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
+    def report(found: dict[str, list[Outcome]], outcome: Outcome) -> None:
+        print(line_of(outcome, request), flush=True)
+        results.update(found)
+        write()
+
     peers = {module: peer_named(module) for module in a.peers.split(",")}
-    results = compare(peers, shape, budget_bytes, request, run, a.runs, a.seconds, report)
+    with tempfile.TemporaryDirectory() as directory:
+
+        def replay(module: str, fastest: Outcome) -> None:
+            outcome = run(module, fastest.options, replaying, a.replay_seconds)
+            turns = (outcome.figures or {}).get("sessions", {})
+            replays.append(Replayed(fastest.peer, fastest.options, turns, outcome.error))
+            done = sum(map(len, turns.values()))
+            print(f"{fastest.peer}: {done} turns replayed ({outcome.wall_s} s)", flush=True)
+            write()
+
+        replaying = work
+        if a.sessions:
+            limits = Limits(a.turns, a.max_tokens_per_session)
+            sessions = held_out_sessions(a.model, vocabulary, a.sessions, a.development, a.held_out, limits)
+            file = Path(directory, "sessions.json")
+            write_sessions(file, sessions)
+            longest = max(session.tokens for session in sessions)
+            replaying = dataclasses.replace(work, sessions=str(file), session_tokens=longest)
+        then, then_s = (replay, a.replay_seconds) if a.sessions else (None, 0.0)
+        results = compare(peers, shape, budget_bytes, request, run, a.runs, a.seconds, report, then, then_s)
     print("\n" + table(results, request, budget_bytes, work.lengths))
+    if a.sessions:
+        others = totals_of_replay(a.replayed) if a.replayed else {}
+        print("\n" + totals_table({**{item.engine: item.totals() for item in replays}, **others}))
     return 0 if all(best(outcomes, request, budget_bytes) for outcomes in results.values()) else 1
 
 

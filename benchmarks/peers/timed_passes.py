@@ -49,3 +49,8 @@ class TimedPasses(ABC):
         steps = [self._timed(tokens[i : i + 1]) for i in range(len(tokens))]
         self._rewind(self._depth)
         return steps
+
+    def turn(self, reused: int, new: Tokens, output: Tokens) -> tuple[float, float]:
+        self._rewind(reused)
+        first = self._timed(new)
+        return first, sum(self._timed(output[i : i + 1]) for i in range(len(output) - 1))

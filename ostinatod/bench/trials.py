@@ -45,17 +45,19 @@ class Trials:
     """Of the candidates that were tried to their end, by name."""
 
     def quickest(self, candidates: Sequence[Setting]) -> Setting | None:
-        """The best of them; None where none can run."""
+        """The best of them, or the first of those that there was no time to try where no other ran; else None."""
         best: Setting | None = None
         best_ms = float("inf")
+        untried: list[Setting] = []
         for candidate in candidates:
             if not self.is_time():
                 self._keep(candidate, "not tried for want of time")
+                untried.append(candidate)
             elif found := self._fitting(candidate, best_ms):
                 setting, total_ms = found
                 if total_ms < best_ms:
                     best, best_ms = setting, total_ms
-        return best
+        return best or next(iter(untried), None)
 
     def _fitting(self, candidate: Setting, best_ms: float) -> tuple[Setting, float] | None:
         """The candidate and its milliseconds; more layers go to the CPU until it fits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -89,8 +90,6 @@ def bench(cli: Cli, /, model: str, as_json: bool, **options: Any) -> None:
     and a plot in the folder. The model is loaded once for each setting; no daemon is needed, and one that has a model
     loaded takes memory and cores.
     """
-    if options["urls"] and options["resume"]:
-        raise click.UsageError("Expected --url or --resume, not both: over HTTP there is nothing to continue.")
     report, failed = _over_http(model, options) if options["urls"] else _in_process(cli, model, options)
     if as_json:
         print_json(report.as_json())
@@ -127,9 +126,9 @@ def _over_http(model: str, options: dict[str, Any]) -> tuple[Report, bool]:
     import httpx
 
     from ostinatod.bench.conclusion import write_report
-    from ostinatod.bench.http_replay import CONNECT_S, replay_over_http
+    from ostinatod.bench.http_comparison import compare_over_http
+    from ostinatod.bench.http_replay import CONNECT_S
     from ostinatod.bench.report import make_report
-    from ostinatod.bench.results import TurnResult
     from ostinatod.bench.traces import SAMPLE, choose, read_traces
     from ostinatod.keys import key_for
 
@@ -141,21 +140,15 @@ def _over_http(model: str, options: dict[str, Any]) -> tuple[Report, bool]:
     recorded = choose(read_traces(Path(trace) if trace else SAMPLE), options["development"] or 1, held_out or 3)
     sessions = [session for part, session in recorded if part == "held-out"]
     limits = _limits(options)
-    turns: list[TurnResult] = []
+
+    def connect(url: str) -> httpx.Client:
+        key = key_for(url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
+
+    servers = {url: functools.partial(connect, url) for url in options["urls"]}
     with share_display() as display:
-        for url in options["urls"]:
-
-            def on_turn(turn: TurnResult, url: str = url) -> None:
-                turns.append(turn)
-                done = len({item.session for item in turns if item.setting == url})
-                display.update(url, done - 1, len(sessions))
-
-            key = key_for(url)
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            timeout = httpx.Timeout(None, connect=CONNECT_S)
-            with httpx.Client(base_url=url, headers=headers, timeout=timeout) as client:
-                replay_over_http(client, model, sessions, limits, url, on_turn)
-            display.update(url, len(sessions), len(sessions))
+        turns = compare_over_http(servers, model, sessions, limits, options["out"], display, resume=options["resume"])
     if not turns:
         raise RequestError("no turn fits into the limits", hint="Allow more with --max-tokens-per-session")
     notes = [

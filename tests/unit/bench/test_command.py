@@ -56,6 +56,26 @@ def test_servers_are_timed_over_http_and_compared(tmp_path: Path, url: str) -> N
     assert (tmp_path / "out" / "report.json").exists()
 
 
+def test_an_interrupted_run_over_http_goes_on_with_the_sessions_that_are_left(tmp_path: Path, url: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(session(task)) + "\n" for task in "abc"))
+    arguments = ("--url", url, "--sessions", str(trace), "--held-out", "2")
+    assert bench(tmp_path, *arguments).exit_code == 0
+    file = tmp_path / "out" / "turns.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    # What was asked for, three turns of the first session and that it is finished, and one turn of the second.
+    file.write_text("".join(lines[:6]))
+    result = bench(tmp_path, *arguments, "--resume")
+    assert result.exit_code == 0, result.output
+    assert "continuing after 3 turns" in result.stderr
+    again = file.read_text().splitlines()
+    assert sorted(json.loads(line).get("turn", -1) for line in again) == [-1, -1, -1, 0, 0, 1, 1, 2, 2]
+    kept = [line.strip() for line in lines[1:4]]
+    assert set(kept) < set(again)
+    other = bench(tmp_path, *arguments, "--turns", "1", "--resume")
+    assert (other.exit_code, "differs in limits" in other.stderr) == (2, True), other.output
+
+
 def test_the_tables_name_the_machine_and_the_files(tmp_path: Path, url: str) -> None:
     result = bench(tmp_path, "--url", url, "--sessions", "1", "--turns", "1", "--max-output-tokens", "3")
     assert result.exit_code == 0, result.output
@@ -70,7 +90,6 @@ def test_the_tables_name_the_machine_and_the_files(tmp_path: Path, url: str) -> 
         (("--sessions", "log"), 2, "at least two sessions in the routing log, found 0"),
         (("--sessions", "none.jsonl"), 2, "a trace file or log, found 'none.jsonl'"),
         (("--uploads", "often"), 2, "found 'often'"),
-        (("--url", "http://127.0.0.1:1", "--resume"), 2, "--url or --resume, not both"),
         (("--url", "http://127.0.0.1:1", "--sessions", "log"), 2, "have no text to send"),
         (("--url", "http://127.0.0.1:1", "--sessions", "1"), 1, "the server did not answer"),
         (("--url", "http://127.0.0.1:1", "--max-tokens-per-session", "2"), 2, "no turn fits into the limits"),

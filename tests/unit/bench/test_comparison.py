@@ -121,6 +121,22 @@ def test_what_the_rest_leaves_of_the_memory_is_for_experts_of_either_kind(script
     assert (count["setting"]["cpu_layers"], count["on_gpu"], count["only"]) == (4, True, ["d"])
 
 
+def test_where_experts_have_memory_of_their_own_routes_are_counted_with_what_fits_it(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.plan = replace(scripted.plan, pool_bytes=200)
+    scripted.compare(gpu_bytes=None)
+    assert [job["setting"]["cpu_layers"] for job in scripted.jobs("count")] == [2]
+    counting = 'elif job["do"] == "count":\n'
+    refused = f"{counting}    if setting['cpu_layers'] < 4:\n"
+    refused += "        print(json.dumps(dict(event='failed', kind='engine_load_error', reason='no', log='')))\n"
+    refused += "        sys.exit()\n"
+    (scripted.folder / "scripted.py").write_text(SCRIPTED.replace(counting, refused))
+    outcome = scripted.compare(gpu_bytes=None)
+    assert [job["setting"]["cpu_layers"] for job in scripted.jobs("count")] == [2, 4]
+    assert outcome.chosen.learned.hot.sum() == 17
+
+
 def test_stocks_best_on_development_sessions_is_timed_on_held_out_ones(scripted: Scripted) -> None:
     outcome = scripted.compare()
     assert [setting.name for setting in outcome.chosen.settings] == ["ostinato", "stock none, uploads from 32"]

@@ -90,3 +90,15 @@ def test_nothing_is_begun_when_time_is_short_and_a_cut_trial_does_not_count() ->
     cut = trials(Engine({"a": 10}, turns=2))
     assert cut.quickest(named("a")) is None
     assert reasons(cut) == [("a", "the time was over after 2 of 4 turns")]
+
+
+def test_where_there_is_no_time_to_try_any_the_first_one_is_taken() -> None:
+    tried = trials(Engine({"b": 1}), [False, False])
+    best = tried.quickest(named("a", "b"))
+    assert best is not None
+    assert best.name == "a"
+    assert [reason for _, reason in reasons(tried)] == ["not tried for want of time"] * 2
+    crashed = trials(Engine({"c": 1}), [True, False])
+    after = crashed.quickest(named("crashes", "c"))
+    assert after is not None
+    assert after.name == "c"

@@ -171,3 +171,26 @@ def test_kernels_are_packaged_where_the_engine_will_look(tmp_path: Path) -> None
     )  # fmt: skip
 
     assert (child.returncode, child.stdout) == (0, "out/k.so\n"), json.dumps(child.stderr)
+
+
+def test_matrix_kernels_of_other_types_are_left_out_by_name(tmp_path: Path) -> None:
+    from benchmarks.peers.freetoken_kernels import keep_types
+
+    folder = tmp_path / "csrc" / "ggml" / "ggml-cuda" / "template-instances"
+    folder.mkdir(parents=True)
+    sources = {
+        "mxfp4": "DECL_MMQ_CASE(GGML_TYPE_MXFP4);\n\nDECL_MMQ_CASE_W4A4(GGML_TYPE_MXFP4);\n",
+        "nvfp4": "DECL_MMQ_CASE(GGML_TYPE_NVFP4);\n\nDECL_MMQ_CASE_W4A4(GGML_TYPE_NVFP4);\n",
+    }
+    for name, text in sources.items():
+        (folder / f"mmq-instance-{name}.cu").write_text(f'#include "../mmq.cuh"\n\n{text}', encoding="utf-8")
+    with pytest.raises(SystemExit, match="expected kernels of q9"):
+        keep_types(tmp_path, ["q9"])
+
+    assert keep_types(tmp_path, ["mxfp4"]) == keep_types(tmp_path, ["mxfp4"]) == 1
+
+    assert sources["mxfp4"] in (folder / "mmq-instance-mxfp4.cu").read_text(encoding="utf-8")
+    other = (folder / "mmq-instance-nvfp4.cu").read_text(encoding="utf-8")
+    assert "mmq.cuh" not in other
+    assert other.count("left out of this build: GGML_TYPE_NVFP4") == 2
+    assert "mul_mat_q_case<GGML_TYPE_NVFP4, GGML_PREC_Q4>" in other

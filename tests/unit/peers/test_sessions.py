@@ -1,0 +1,175 @@
+"""Recorded sessions for every engine: which turns they are, how they are replayed, and what the table compares."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.measure import WARM_UP_READ, peer_named, replay
+from benchmarks.peers.protocol import Options, Tokens, Work
+from benchmarks.peers.run import compare, run_setting
+from benchmarks.peers.search import Outcome, Request
+from benchmarks.peers.sessions import Replayed, held_out_sessions, totals_of_replay, totals_table
+from benchmarks.peers.timed_passes import TimedPasses
+from ostinatod.bench.results import ResultFile, TurnResult
+from ostinatod.bench.sessions import Limits, Session, Turn, write_sessions
+from tests.fakes import gguf
+from tests.unit.bench.test_traces import session as recorded
+from tests.unit.peers.test_requests import freetoken_site
+from tests.unit.peers.test_search import GIB, PEER, SHAPE, formula
+
+SESSIONS = [
+    Session(
+        name,
+        "swe",
+        "held-out",
+        (
+            Turn("first", 0, (1, 2, 3), (4, 5)),
+            Turn("after_tool", 4, (5, 6), (7, 8, 9)),
+        ),
+    )
+    for name in ("a", "b")
+]
+
+
+class Passes(TimedPasses):
+    """An engine that keeps its context and every pass."""
+
+    def __init__(self) -> None:
+        super().__init__(100)
+        self.held: list[int] = []
+        self.passes: list[list[int]] = []
+
+    def _pass(self, tokens: Tokens) -> None:
+        self.held += tokens.tolist()
+        self.passes.append(tokens.tolist())
+
+    def _rewind(self, depth: int) -> None:
+        assert depth <= len(self.held)
+        del self.held[depth:]
+
+    def _last_logits(self) -> Any:
+        return (ctypes.c_float * 100)()
+
+    def facts(self) -> dict[str, Any]:
+        return {"passes": len(self.passes)}
+
+
+def work_of(folder: Path) -> Work:
+    file = folder / "sessions.json"
+    write_sessions(file, SESSIONS)
+    return Work(model="m.gguf", depth=8, lengths=(8,), decode_tokens=2, sessions=str(file), session_tokens=900)
+
+
+def test_a_turn_reads_what_is_new_and_all_but_the_last_token_it_emits(tmp_path: Path) -> None:
+    engine, kept = Passes(), list[str]()
+    replay(lambda *_: engine, work_of(tmp_path), {}, lambda result: kept.append(json.dumps(result)))
+    first = engine.passes.index([1, 2, 3])
+    assert engine.passes[first:] == [[1, 2, 3], [4], [5, 6], [7], [8]] * 2
+    assert len(engine.passes[0]) == WARM_UP_READ
+    assert engine.held == [1, 2, 3, 4, 5, 6, 7, 8]
+    # Anew after every turn: what is cut short keeps its beginning.
+    assert [sum(map(len, json.loads(text)["sessions"].values())) for text in kept] == [1, 2, 3, 4]
+    turn = json.loads(kept[-1])["sessions"]["b"][1]
+    assert (turn["kind"], turn["reused"], turn["new"], turn["output"]) == ("after_tool", 4, 2, 3)
+    assert 0 <= turn["ttft_ms"] <= turn["total_ms"]
+
+
+def test_the_context_has_room_for_the_longest_session(tmp_path: Path) -> None:
+    assert work_of(tmp_path).n_ctx > 900
+    assert Work.from_json(json.loads(json.dumps(work_of(tmp_path).as_json()))) == work_of(tmp_path)
+
+
+def test_an_engine_that_takes_whole_requests_goes_on_with_what_it_said(tmp_path: Path) -> None:
+    options: Options = {"moe-strategy": "offload", "moe-cache-mem": GIB}
+    outcome = run_setting(
+        "freetoken", peer_named("freetoken"), work_of(tmp_path), options, 60.0, freetoken_site(tmp_path)
+    )
+    assert outcome.figures is not None, outcome.error
+    turns = outcome.figures["sessions"]
+    assert [len(turns[name]) for name in ("a", "b")] == [2, 2]
+    assert all(turn["ttft_ms"] >= 52 for name in turns for turn in turns[name])
+    # The fake takes 2 ms for each token.
+    assert 2 * 2 <= turns["a"][1]["total_ms"] - turns["a"][1]["ttft_ms"] < 50
+
+
+def test_packages_that_are_named_come_before_those_of_the_checkout(tmp_path: Path) -> None:
+    carried = tmp_path / "ostinatod"
+    carried.mkdir()
+    (carried / "__init__.py").write_text("raise ImportError('the carried one')\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    outcome = run_setting("stock", peer_named("stock"), Work(model="none.gguf"), {}, 60.0, environment)
+    assert outcome.error.endswith("ImportError: the carried one")
+
+
+def test_held_out_sessions_are_in_tokens_of_the_vocabulary_and_within_the_limits(tmp_path: Path) -> None:
+    trace = tmp_path / "traces.jsonl"
+    trace.write_text("".join(json.dumps(recorded(f"t{i}")) + "\n" for i in range(4)), encoding="utf-8")
+    file = gguf.write(
+        tmp_path / "m.gguf", {"tokenizer.ggml.model": "none"}, [gguf.Tensor("token_embd.weight", (8, 50))]
+    )
+    found = held_out_sessions(file, 50, trace, 1, 2, Limits(turns=1))
+    assert len(found) == 2
+    assert all(len(item.turns) == 1 and item.part == "held-out" for item in found)
+    assert all(0 <= token < 50 for item in found for token in item.turns[0].new)
+    named = gguf.write(
+        tmp_path / "n.gguf", {"tokenizer.ggml.model": "gpt2"}, [gguf.Tensor("token_embd.weight", (8, 50))]
+    )
+    with pytest.raises(SystemExit, match="without a tokenizer, found 'gpt2'"):
+        held_out_sessions(named, 50, trace, 1, 2, Limits())
+
+
+def turn_of(setting: str, session: str, number: int, total_ms: float, repeat: int = 0) -> TurnResult:
+    return TurnResult(setting, session, number, repeat, "first", 0, 3, 2, total_ms / 2, None, total_ms)
+
+
+def test_totals_compare_only_turns_that_every_engine_has(tmp_path: Path) -> None:
+    file = tmp_path / "turns.jsonl"
+    with ResultFile(file, {}, {}) as results:
+        results.append_loaded("ostinato", {"load_s": 1})
+        for number, ms in enumerate((1000, 2000, 4000)):
+            results.append(turn_of("ostinato", "a", number, ms))
+        results.append(turn_of("ostinato", "a", 0, 3000, repeat=1))
+    cut = Replayed("ik", {}, {"a": [{"total_ms": 5000.0}, {"total_ms": 6000.0}]}, "not done")
+    nothing = Replayed("none", {}, {}, "crashed")
+    rows = totals_table({"ik": cut.totals(), "none": nothing.totals(), **totals_of_replay(file)}).splitlines()
+    assert rows == [
+        "| session | turns | ik | ostinato |",
+        "| --- | --- | --- | --- |",
+        "| a | 2 | 11.00 | 4.00 |",
+        "| all | 2 | 11.00 | 4.00 |",
+    ]
+    assert totals_table({"none": {}}) == "no session was replayed"
+
+
+def test_the_fastest_setting_of_each_engine_is_replayed() -> None:
+    seen: list[tuple[str, Outcome]] = []
+    results = compare(
+        {"formula": PEER}, SHAPE, 12 * GIB, Request(511, 11), lambda _, options: formula(options), 4, 600.0,
+        lambda *_: None, lambda module, outcome: seen.append((module, outcome)),
+    )  # fmt: skip
+    ((module, fastest),) = seen
+    assert module == "formula"
+    assert fastest in results["formula"]
+    nothing: list[str] = []
+    compare(
+        {"formula": PEER}, SHAPE, 12 * GIB, Request(511, 11), lambda *_: Outcome("formula", {}, None, "crashed"), 4,
+        600.0, lambda *_: None, lambda module, _: nothing.append(module),
+    )  # fmt: skip
+    assert nothing == []
+
+
+def test_a_replay_takes_its_time_from_its_engines_share() -> None:
+    counts: list[int] = []
+    for then_s in (0.0, 600.0):
+        results = compare(
+            {"formula": PEER}, SHAPE, 12 * GIB, Request(511, 11), lambda _, options: formula(options), 4, 600.0,
+            lambda *_: None, lambda *_: None, then_s,
+        )  # fmt: skip
+        counts.append(len(results["formula"]))
+    assert counts == [4, 1]
