@@ -23,32 +23,33 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from agent_sessions import RecordedSession, read_sessions
+from decode_costs import DecodeCounters, read_counters
 from numpy.typing import NDArray
 from session_replayer import SKIPPED_STEPS, Played, Replayer, TurnTimes
 
+from ostinatod.bench.memory import memory_for, pool_limit
 from ostinatod.bench.placed_model import PASS_TOKENS, EngineLog, PlacedModel
 from ostinatod.bench.settings import Setting
 from ostinatod.bindings import Bindings, load_bindings
 from ostinatod.errors import EngineError
+from ostinatod.profiles.cold_cost import ColdCost
 from ostinatod.profiles.coverage import coverage, mean_shares
 from ostinatod.profiles.experts import ModelExperts, read_experts
 from ostinatod.profiles.gguf_model import read_model
 from ostinatod.profiles.planner import ExpertPlaces, plan_hot, spread_evenly
 from ostinatod.profiles.rates import Forgetting, learned_rates
-from ostinatod.profiles.step_time import RouteCost, StepSample, check_predictions, fit_step_time
+from ostinatod.profiles.step_time import StepSample, check_predictions, fit_step_time, mean_cold_routes
 
 Mask = NDArray[np.bool_]
 
 BUCKETS = (64, 256, 1024)
 """New tokens of a turn, at most; longer ones, mostly first turns, are a bucket of their own."""
-ROUTE_SPREAD = 0.3
-"""Of the CPU branch's time per cold route: how far what a route adds to a step may be from it."""
 BUDGET_STEP = 1 / 128
 """Of all experts' bytes: what a set gives up when the pool has less room than its size says."""
 
@@ -71,17 +72,17 @@ class Experiment:
         ]
         longest = max(_context_tokens(session, arguments.turns, arguments.answer_tokens) for session in self.sessions)
         self.budget = int(arguments.hot * self.places.total_bytes)
+        on_gpu = any(arguments.libraries.glob("libggml-cuda*"))
         setting = Setting(
             "learned",
             "ostinato",
             threads=arguments.threads,
-            pool_bytes=self.budget,
+            pool_bytes=pool_limit(memory_for(self.budget)) if on_gpu else self.budget,
             timeout_ms=20_000,
             upload_tokens=arguments.upload_tokens,
             link_percent=arguments.link_percent,
             pin_bytes=arguments.pin_bytes,
         )
-        on_gpu = any(arguments.libraries.glob("libggml-cuda*"))
         self.run = PlacedModel(bindings, arguments.model, setting, n_ctx=longest + PASS_TOKENS, on_gpu=on_gpu)
         self.bindings = bindings
         self.replayer = Replayer(self.run, bindings, arguments.answer_tokens, arguments.turns)
@@ -141,31 +142,9 @@ class Experiment:
             },
         }
 
-    def prediction(
-        self, seen: Sequence[TurnTimes], even: Mask, coming: Sequence[TurnTimes], learned: Mask
-    ) -> dict[str, Any]:
-        """What the turns under the even set predict for those under the learned one, and what these took.
-
-        The CPU branch's own time per cold route is what the slope is drawn to, as in the daemon.
-        """
-        cpu_routes = sum(turn.cpu_routes for turn in seen)
-        route_ms = sum(turn.cpu_busy_ms for turn in seen) / cpu_routes if cpu_routes else None
-        cost = None if route_ms is None else RouteCost(route_ms, ROUTE_SPREAD * route_ms)
-        fit = fit_step_time(_samples(seen, even), cost)
-        samples = _samples(coming, learned)
-        check = check_predictions(_samples(seen, even), cost)
-        result: dict[str, Any] = {
-            "cpu_ms_per_cold_route": _rounded(route_ms),
-            "step_time": None if fit is None else {key: round(value, 5) for key, value in asdict(fit).items()},
-            "check_under_the_even_set": None if check is None else asdict(check),
-        }
-        if fit is not None and samples:
-            expected = [fit.tpot_ms(sample.cold_routes, sample.context_tokens) for sample in samples]
-            errors = [sample.tpot_ms / value - 1 for sample, value in zip(samples, expected, strict=True)]
-            result["tpot_ms_predicted"] = _spread(expected)
-            result["tpot_ms_measured"] = _spread([sample.tpot_ms for sample in samples])
-            result["relative_error_p50"] = round(statistics.median(errors), 4)
-        return result
+    def counters(self) -> DecodeCounters:
+        """What the engine has counted of decode so far."""
+        return read_counters(self.bindings, self.run.handle, self.run.devices())
 
     def swap_in_mid_conversation(self, session: RecordedSession, before: Mask, after: Mask) -> dict[str, Any]:
         """A conversation under `before`, then again with the set swapped to `after` half way."""
@@ -194,6 +173,7 @@ class Experiment:
         """The whole experiment, in the order of the module's description."""
         development, tested = self.of("development"), self.of("held-out")
         self.fitting(lambda pool: spread_evenly(self.places, pool))
+        loaded = self.counters()
         started = time.monotonic()
         learned_from = self.play(development)
         print(f"{len(development)} development sessions in {time.monotonic() - started:.0f} s", flush=True)
@@ -204,13 +184,25 @@ class Experiment:
 
         swaps = {"learned_to_even": self.use(even)}
         self.play(tested[:1])  # so that neither set is timed while code and memory are cold
+        counted = [self.counters()]
         before = self.play(tested)
+        counted.append(self.counters())
         told = {"conversation": self.swap_in_mid_conversation(tested[-1], even, learned)}
+        counted.append(self.counters())
         after = self.play(tested)
+        counted.append(self.counters())
         swaps["even_to_learned"] = {name: told["conversation"][name] for name in ("moved", "moved_bytes", "swap_ms")}
         swaps["learned_to_the_set_of_one_session_less"] = self.use(plan_hot(earlier, self.places, (self.budget,)))
         swaps["and_back"] = self.use(learned)
-        predicted = self.prediction([*learned_from.turns, *before.turns], even, after.turns, learned)
+        seen, coming = _samples([*learned_from.turns, *before.turns], even), _samples(after.turns, learned)
+        cost = counted[1].since(loaded).cost(k=self.experts.k, cold_routes=mean_cold_routes(seen))
+        costs = {
+            name: counters.described(max(1, sum(item.output_tokens for item in played.routes)))
+            for name, counters, played in (
+                ("before", counted[1].since(counted[0]), before),
+                ("after", counted[3].since(counted[2]), after),
+            )
+        }
         best = plan_hot(mean_shares(after.routes, self.forgetting), self.places, (self.budget,))
         return {
             "hot_experts": int(learned.sum()),
@@ -223,13 +215,54 @@ class Experiment:
             "hindsight_coverage": round(coverage(after.routes, best, self.forgetting).overall, 4),
             **told,
             "swaps": swaps,
-            "prediction": predicted,
+            "decode": costs,
+            "prediction": prediction(seen, coming, cost),
         }
 
 
+def prediction(seen: Sequence[StepSample], coming: Sequence[StepSample], cost: ColdCost | None) -> dict[str, Any]:
+    """What answers under one set predict for those under another, and what these took.
+
+    cost  of cold routes as the engine measured it under the first set, which is all that a daemon knows then
+    """
+    fit, check = fit_step_time(seen, cost), check_predictions(seen, cost)
+    result: dict[str, Any] = {
+        "cost": None if cost is None else _curve(cost, mean_cold_routes(seen), mean_cold_routes(coming)),
+        "step_time": None if fit is None else {**_numbers(asdict(fit)), "route_ms": round(fit.route_ms, 5)},
+        "check_under_the_even_set": None if check is None else asdict(check),
+    }
+    if fit is not None and coming:
+        expected = [fit.of_request(sample) for sample in coming]
+        errors = [sample.tpot_ms / value - 1 for sample, value in zip(coming, expected, strict=True)]
+        result["tpot_ms_predicted"] = _spread(expected)
+        result["tpot_ms_measured"] = _spread([sample.tpot_ms for sample in coming])
+        result["relative_error_p50"] = round(statistics.median(errors), 4)
+    result["answers"] = {
+        name: [[round(value, 3) for value in astuple(sample)] for sample in samples]
+        for name, samples in (("seen", seen), ("coming", coming))
+    }
+    return result
+
+
+def _curve(cost: ColdCost, now: float, then: float) -> dict[str, Any]:
+    """What is expected of so many cold routes per token by the set: now, and with another set."""
+    points = {
+        f"{cold:.2f} cold routes": {
+            "computed": round(float(cost.computed(cold)), 3),
+            "cost_ms": round(float(cost.ms(cold)), 4),
+        }
+        for cold in (now, then)
+    }
+    return {"layer_ms": [round(value, 4) for value in cost.layer_ms], "lent": round(cost.lent, 4), **points}
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in values.items() if isinstance(value, int | float)}
+
+
 def _samples(turns: Sequence[TurnTimes], hot: Mask) -> list[StepSample]:
-    """One for each answer that is long enough to have times."""
-    return [
+    """One for each answer that is long enough to have times; all under one set."""
+    samples = [
         StepSample(
             tpot_ms=statistics.mean(turn.step_ms),
             cold_routes=float(turn.decoded[~hot].sum()) / (len(turn.step_ms) + SKIPPED_STEPS),
@@ -239,6 +272,8 @@ def _samples(turns: Sequence[TurnTimes], hot: Mask) -> list[StepSample]:
         for turn in turns
         if turn.step_ms
     ]
+    usual = mean_cold_routes(samples)
+    return [replace(sample, usual_cold_routes=usual) for sample in samples]
 
 
 def _buckets() -> list[tuple[str, float, float]]:
@@ -283,6 +318,19 @@ def _summary(result: dict[str, Any]) -> str:
         f"tokens held {talk['tokens_held']}, same tokens reused {talk['same_tokens_reused']}, "
         f"NMSE {talk['nmse_after']:.1e}"
     )
+    for name, told in result["decode"].items():
+        if not told["cpu_branch"]:
+            continue
+        cold = result[name]["cold_routes_per_token"]["decode"]
+        lines.append(
+            f"{name:<7} of {cold} cold routes of a decoded token {told['computed_routes_per_token']} are computed, in "
+            f"{told['layers_with_any_per_token']} layers; waits {told['waited_ms_per_token']} ms"
+        )
+        lines += [
+            f"        CPU branch {fit['alpha_ms']} + {fit['beta_ms']} r ms, GPU {told['overlap']['gpu_branch_ms']} + "
+            f"{fit['link_ms']} r ms"
+            for fit in told["cpu_branch"]
+        ]
     if "relative_error_p50" in (told := result["prediction"]):
         lines.append(
             f"TPOT predicted {told['tpot_ms_predicted']['p50']} ms, measured {told['tpot_ms_measured']['p50']} ms "

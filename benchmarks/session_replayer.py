@@ -31,10 +31,6 @@ class TurnTimes:
     """After the prompt was read."""
     decoded: NDArray[np.int64]
     """(L, E) routes of the answer."""
-    cpu_routes: int
-    """Of these, computed by the CPU branch of a GPU."""
-    cpu_busy_ms: float
-    """What it took for them."""
 
 
 @dataclass(slots=True)
@@ -75,12 +71,11 @@ class Replayer:
             ttft_ms = sum(self._pass(new[at : at + PASS_TOKENS]) for at in range(0, len(new), PASS_TOKENS))
             logits = self.run.logits()
             answer = turn.answer[: self._answer_tokens]
-            read, work = self.counts().decode, self._cpu_work()
+            read = self.counts().decode
             steps = [self._pass(answer[i : i + 1]) for i in range(len(answer))]
-            routes, busy_ms = (now - then for now, then in zip(self._cpu_work(), work, strict=True))
             decoded = (self.counts().decode - read).astype(np.int64)
             times = (ttft_ms, tuple(steps[SKIPPED_STEPS:]), logits)
-            into.turns.append(TurnTimes(held, len(new), *times, decoded, int(routes), busy_ms))
+            into.turns.append(TurnTimes(held, len(new), *times, decoded))
             new_tokens += len(new)
             output_tokens += len(answer)
         after = self.counts()
@@ -98,11 +93,6 @@ class Replayer:
                 output_tokens=output_tokens,
             )
         )
-
-    def _cpu_work(self) -> tuple[int, float]:
-        """Cold routes that the CPU branch has computed for GPUs, and the milliseconds that it took."""
-        devices = self.run.devices()
-        return sum(item.cpu_routes for item in devices), sum(item.cpu_busy_ns for item in devices) / 1e6
 
     def _beyond_common(self, tokens: Tokens) -> Tokens:
         """What of a first prompt is not in the context already: another session may have begun alike."""

@@ -14,17 +14,25 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostinatod import bindings_abi as abi
 from ostinatod.bindings_abi import ABI_VERSION, BINDINGS_VERSION, LLAMA_CPP_COMMIT, check_abi
+from ostinatod.bindings_values import (
+    NEVER,
+    DeviceStatus,
+    PlacementOptions,
+    ResidencyState,
+    ResidencyStatus,
+    RouteCounts,
+)
 from ostinatod.errors import AbiMismatch, EngineError
+from ostinatod.profiles.calibration import LayerTimes
 from ostinatod.profiles.residency import ExpertLayout, Residency, hot_lists
 
 __all__ = [
@@ -45,6 +53,8 @@ __all__ = [
 
 _LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 
+_NO_PLACEMENT = PlacementOptions()
+
 _LOG_LEVEL_ERROR = 4
 """GGML_LOG_LEVEL_ERROR"""
 _LOG_LEVEL_CONTINUED = 5
@@ -53,116 +63,7 @@ _LOG_LEVEL_CONTINUED = 5
 EXPERT_TENSORS = rb"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of the tensors that hold a layer's experts, as llama.cpp's --cpu-moe matches them."""
 
-ResidencyState = Literal["none", "applied", "refused"]
 _RESIDENCY_STATES: tuple[ResidencyState, ...] = ("none", "applied", "refused")
-
-
-@dataclass(frozen=True, slots=True)
-class ResidencyStatus:
-    """What a loaded model does with its experts."""
-
-    state: ResidencyState
-    reason: str
-    """Of the last refusal, empty where there was none."""
-    generation: int
-    """Of the set applied, 0 for one without a file; as the other numbers, 0 where none is applied."""
-    n_hot: int
-    pool_bytes: int
-
-
-NEVER = 2**32 - 1
-"""As `upload_tokens`: no pass uploads."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementOptions:
-    """How models loaded from now on divide their experts. Zero stands for the engine's own choice.
-
-    two_branches     divide them also without a residency set; none is hot at first
-    pool_bytes       most memory of each GPU for hot experts
-    margin_bytes     memory of each GPU that stays free
-    pin_bytes        most host memory to page-lock for cold experts; else what the system can spare
-    n_threads        of the CPU branch of layers on GPUs; the first model of a process decides
-    timeout_ms       the longest wait of a GPU for the CPU branch
-    upload_tokens    passes of so many tokens may upload cold experts; NEVER for none
-    upload_all_tokens  in passes of so many, the CPU branch gets only what cannot be uploaded
-    link_percent     of a cold expert's hidden columns, which the GPU reads in place in steps of few tokens; -1 for none
-    borrow_percent   of the memory in which prefill stages uploads, lent to cold experts in decode; -1 for none
-    prefetch_us      of the link, for a layer's uploads before its router has run; -1 for no prefetch
-    """
-
-    two_branches: bool = False
-    pool_bytes: int = 0
-    margin_bytes: int = 0
-    pin_bytes: int = 0
-    n_threads: int = 0
-    timeout_ms: int = 0
-    upload_tokens: int = 0
-    upload_all_tokens: int = 0
-    link_percent: int = 0
-    borrow_percent: int = 0
-    prefetch_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceStatus:
-    """One device with layers of a model. Counted since the model was loaded: steps of layers with cold routes, cold
-    routes, and the time the GPU waited for the CPU branch; 0 on a CPU."""
-
-    name: str
-    is_gpu: bool
-    pool_capacity: int
-    """bytes"""
-    pool_used: int
-    """bytes"""
-    published: int
-    cold_routes: int
-    waited_ns: int
-    cpu_routes: int
-    cpu_busy_ns: int
-    uploaded: int
-    uploaded_bytes: int
-    staging_bytes: int
-    cpu_row_bytes_per_s: float
-    cpu_rows_bytes_per_s: float
-    link_bytes_per_s: float
-    linked: int
-    """cold routes that the GPU computed a share of in place"""
-    link_columns: int
-    hidden_columns: int
-    borrowed_bytes: int
-    """of staging memory, with cold experts that it serves now"""
-    borrowed_uploads: int
-    """experts copied there"""
-    graph_captures: int
-    """CUDA graphs captured on the device by this process"""
-    graph_replays: int
-    """passes that replayed one"""
-    direct_passes: int
-    """passes submitted operator by operator"""
-    prefetched: int
-    """experts copied before their layer's router had run"""
-    foreseen: int
-    """of these, those that the router chose"""
-    decode_waited_ns: int
-    """of waited_ns, in steps of one token"""
-    decode_busy_ns: int
-    """of cpu_busy_ns, likewise"""
-    pool_room: int
-    """bytes of experts, as the model's file has them, that fit the pool whatever their layers"""
-
-
-@dataclass(frozen=True, slots=True)
-class RouteCounts:
-    """Routes of one model since it was loaded.
-
-    layers            (L,) the model's index of each MoE layer
-    prefill, decode   (L, E) selections of each expert, by phase of the forward pass
-    """
-
-    layers: NDArray[np.int32]
-    prefill: NDArray[np.uint64]
-    decode: NDArray[np.uint64]
 
 
 class Bindings:
@@ -225,6 +126,14 @@ class Bindings:
             ctypes.c_int,
             ctypes.c_void_p,
             ctypes.POINTER(abi.DeviceStatus),
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
+        )
+        self._decode_times = declare(
+            "ostinato_get_decode_times",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.POINTER(abi.DecodeTimes),
             ctypes.c_size_t,
             ctypes.POINTER(ctypes.c_size_t),
         )
@@ -302,7 +211,7 @@ class Bindings:
         *,
         fingerprint: str = "",
         residency_file: Path | None = None,
-        placement: PlacementOptions = PlacementOptions(),
+        placement: PlacementOptions = _NO_PLACEMENT,
     ) -> None:
         """Set what models loaded from now on are given: their fingerprint, and a residency file for the first it fits.
 
@@ -360,6 +269,17 @@ class Bindings:
         return [
             DeviceStatus(d.name.decode(), *(getattr(d, name) for name, _ in abi.DeviceStatus._fields_[1:]))
             for d in devices
+        ]
+
+    def decode_times(self, model: int) -> list[LayerTimes]:
+        """What the CPU branch has taken for decode steps of one token, of each layer on a GPU."""
+        found = ctypes.c_size_t()
+        self._check(self._decode_times(model, None, 0, ctypes.byref(found)))
+        layers = (abi.DecodeTimes * found.value)()
+        self._check(self._decode_times(model, layers, found.value, ctypes.byref(found)))
+        return [
+            LayerTimes(times.il, times.expert_bytes, tuple(times.steps), tuple(ns / 1e6 for ns in times.ns))
+            for times in layers
         ]
 
     def _check(self, status: int) -> None:

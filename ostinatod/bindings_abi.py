@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinatod.errors import AbiMismatch
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -83,6 +83,20 @@ class DeviceStatus(ctypes.Structure):
         ("decode_waited_ns", ctypes.c_uint64),
         ("decode_busy_ns", ctypes.c_uint64),
         ("pool_room", ctypes.c_uint64),
+        ("in_place_bytes_per_s", ctypes.c_double),
+    )
+
+
+TIMED_COLD_ROUTES = 16
+"""OSTINATO_TIMED_COLD_ROUTES"""
+
+
+class DecodeTimes(ctypes.Structure):
+    _fields_ = (
+        ("il", ctypes.c_int32),
+        ("expert_bytes", ctypes.c_int64),
+        ("steps", ctypes.c_uint64 * TIMED_COLD_ROUTES),
+        ("ns", ctypes.c_uint64 * TIMED_COLD_ROUTES),
     )
 
 

@@ -1,10 +1,12 @@
 """Time per output token as requests measured it, against their cold routes: what a residency set is expected to take.
 
 By Equation (1) of the paper a decode step takes a base, which holds attention, dense weights and the GPU branches, plus
-beta for each cold route, plus what of the fixed cost is not hidden. Requests tell all of it as one line: time per
-output token against cold routes per token, and against the length of the context, which attention reads. Where the
-engine has measured what a route costs, the slope is drawn to that until requests say otherwise; where nothing says it,
-nothing is predicted. Predictions are checked on the requests that follow, and the error is part of the answer.
+what its cold routes add. Where the engine has measured that (`cold_cost`), requests tell the base, what the length of
+the context adds, which attention reads, and a factor on the measurement, which is drawn to 1. Only requests under
+different sets tell that factor: under one set, those with more cold routes are those that repeat fewer experts, and
+memory lent in decode serves them less. Where the engine has not measured it, requests tell what a cold route takes,
+each the same, and nothing is predicted before they do. Predictions are checked on the requests that follow, and the
+error is part of the answer.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .cold_cost import ColdCost
 
 Floats = NDArray[np.float64]
 
@@ -31,52 +35,75 @@ _LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class RouteCost:
-    """What a cold route adds to a token's time as the engine measured it, with its standard deviation. Milliseconds."""
-
-    ms: float
-    spread_ms: float
-    """Above 0."""
-
-
-@dataclass(frozen=True, slots=True)
 class StepSample:
     """One request's decode."""
 
     tpot_ms: float
     cold_routes: float
-    """Per output token, over all layers."""
+    """Per output token, over all layers: of experts outside the residency set, lent memory or not."""
     context_tokens: float
     """On average while it decoded."""
     output_tokens: int
+    usual_cold_routes: float | None = None
+    """Per output token under the same residency set, on average; None where the set is not known."""
+
+    @property
+    def cold_routes_of_set(self) -> float:
+        """`usual_cold_routes`, else its own."""
+        return self.cold_routes if self.usual_cold_routes is None else self.usual_cold_routes
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A line through requests. Milliseconds per output token."""
+    """A line through requests: base + factor * cost(the set's cold routes) + context. Milliseconds per output token."""
 
     samples: int
     base_ms: float
-    route_ms: float
-    """Of a cold route."""
+    factor: float
+    """On what `cost` says; without one, milliseconds of a cold route."""
     context_ms: float
     """Of a token of context."""
-    route_error_ms: float
-    """Standard error of `route_ms`."""
+    factor_error: float
+    """Standard error of `factor`."""
     spread_ms: float
     """Standard deviation of requests around the line."""
     mean_cold_routes: float
     mean_context_tokens: float
+    cost: ColdCost | None = None
+    """Of a token's cold routes, as the engine measured it; None where it has not."""
 
-    def tpot_ms(self, cold_routes: float, context_tokens: float | None = None) -> float:
-        """Expected of requests with so many cold routes per token; their context is the usual one if not given."""
-        context = self.mean_context_tokens if context_tokens is None else context_tokens
-        return self.base_ms + self.route_ms * cold_routes + self.context_ms * context
+    @property
+    def route_ms(self) -> float:
+        """What each cold route of these requests took, on average."""
+        return self.factor * self._mean_cost()
+
+    @property
+    def route_error_ms(self) -> float:
+        """Standard error of that."""
+        return self.factor_error * self._mean_cost()
+
+    def tpot_ms(self, cold_routes: float) -> float:
+        """Expected under a set that leaves so many cold routes per token, with the usual length of context."""
+        return self.base_ms + self.factor * self._cost(cold_routes) + self.context_ms * self.mean_context_tokens
+
+    def of_request(self, sample: StepSample) -> float:
+        """Expected of a request with these cold routes and this context, under this set."""
+        if self.cost is None:
+            cold_ms = self.factor * sample.cold_routes
+        else:
+            cold_ms = self.factor * self._cost(sample.cold_routes_of_set) + float(_beside_set([sample], self.cost)[0])
+        return self.base_ms + cold_ms + self.context_ms * sample.context_tokens
 
     def margin_ms(self, cold_routes: float) -> float:
-        """Standard error of that expectation."""
-        leverage = self.route_error_ms * (cold_routes - self.mean_cold_routes)
+        """Standard error of what is expected under a set."""
+        leverage = self.factor_error * (self._cost(cold_routes) - self._cost(self.mean_cold_routes))
         return float(np.hypot(leverage, self.spread_ms / np.sqrt(self.samples)))
+
+    def _cost(self, cold_routes: float) -> float:
+        return float(self.cost.ms(cold_routes)) if self.cost else cold_routes
+
+    def _mean_cost(self) -> float:
+        return self._cost(self.mean_cold_routes) / self.mean_cold_routes if self.mean_cold_routes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +117,31 @@ class PredictionCheck:
     """Median error: above 0 where requests took longer than predicted."""
 
 
-def fit_step_time(samples: Sequence[StepSample], measured: RouteCost | None) -> StepTime | None:
+def mean_cold_routes(samples: Sequence[StepSample]) -> float:
+    """Of a token, over all requests; 0 without any."""
+    tokens = sum(item.output_tokens for item in samples)
+    return sum(item.cold_routes * item.output_tokens for item in samples) / tokens if tokens else 0.0
+
+
+def _beside_set(samples: Sequence[StepSample], cost: ColdCost) -> Floats:
+    """(N,) what requests add to a token's time beside others under their set, having more cold routes than usual."""
+    cold, usual = [item.cold_routes for item in samples], [item.cold_routes_of_set for item in samples]
+    return cost.ms(cold, usual) - cost.ms(usual)
+
+
+def fit_step_time(samples: Sequence[StepSample], cost: ColdCost | None) -> StepTime | None:
     """The line through requests; None where there are too few, or nothing tells what a cold route costs.
 
-    measured  by the engine; None where it has not
+    cost  as the engine measured it; None where it has not
     """
     if len(samples) < LEAST_SAMPLES:
         return None
     tpot = np.array([item.tpot_ms for item in samples])
-    cold = np.array([item.cold_routes for item in samples])
+    if cost is None:
+        cold = np.array([item.cold_routes for item in samples])
+    else:
+        cold = cost.ms([item.cold_routes_of_set for item in samples])
+        tpot = tpot - _beside_set(samples, cost)
     context = np.array([item.context_tokens for item in samples])
     weights = np.array([float(item.output_tokens) for item in samples])
     weights /= weights.mean()
@@ -106,46 +149,52 @@ def fit_step_time(samples: Sequence[StepSample], measured: RouteCost | None) -> 
     columns = [np.ones_like(tpot), cold - centers[0]]
     if float(np.std(context)) > 0.05 * max(1.0, float(np.mean(context))) and len(samples) > LEAST_SAMPLES:
         columns.append(context - centers[1])
-    coefficients, errors, spread = _robust_fit(np.stack(columns, axis=1), tpot, weights, measured)
+    spread = cost.spread if cost else None
+    coefficients, errors, noise_ms = _robust_fit(np.stack(columns, axis=1), tpot, weights, spread)
     if len(coefficients) > 2 and coefficients[2] < 0:
         # A longer context cannot be faster.
-        coefficients, errors, spread = _robust_fit(np.stack(columns[:2], axis=1), tpot, weights, measured)
-    slope, slope_error = float(coefficients[1]), float(errors[1])
-    if not np.isfinite(slope) or slope < 0 or (measured is None and slope < SURE_BY * slope_error):
+        coefficients, errors, noise_ms = _robust_fit(np.stack(columns[:2], axis=1), tpot, weights, spread)
+    factor, factor_error = float(coefficients[1]), float(errors[1])
+    if not np.isfinite(factor) or factor < 0 or (cost is None and factor < SURE_BY * factor_error):
         return None
     context_ms = float(coefficients[2]) if len(coefficients) > 2 else 0.0
-    if float(coefficients[0]) - slope * float(centers[0]) <= 0:
+    without_cold_ms = float(coefficients[0]) - factor * float(centers[0])
+    if without_cold_ms <= 0:
         # Not even a token without a cold route would take time: noise, not a line.
         return None
     return StepTime(
         samples=len(samples),
-        base_ms=float(coefficients[0]) - slope * float(centers[0]) - context_ms * float(centers[1]),
-        route_ms=slope,
+        base_ms=without_cold_ms - context_ms * float(centers[1]),
+        factor=factor,
         context_ms=context_ms,
-        route_error_ms=slope_error,
-        spread_ms=spread,
-        mean_cold_routes=float(centers[0]),
+        factor_error=factor_error,
+        spread_ms=noise_ms,
+        mean_cold_routes=mean_cold_routes(samples),
         mean_context_tokens=float(centers[1]),
+        cost=cost,
     )
 
 
-def check_predictions(samples: Sequence[StepSample], measured: RouteCost | None) -> PredictionCheck | None:
+def check_predictions(samples: Sequence[StepSample], cost: ColdCost | None) -> PredictionCheck | None:
     """Each of the newest quarter predicted from those before it; samples in order of time. None where none could be."""
     count = min(MAX_CHECKED, max(1, round(CHECKED_SHARE * len(samples))))
     errors = []
     for number in range(max(LEAST_SAMPLES, len(samples) - count), len(samples)):
         sample = samples[number]
-        fit = fit_step_time(samples[:number], measured)
-        if fit is not None and (expected := fit.tpot_ms(sample.cold_routes, sample.context_tokens)) > 0:
+        fit = fit_step_time(samples[:number], cost)
+        if fit is not None and (expected := fit.of_request(sample)) > 0:
             errors.append(sample.tpot_ms / expected - 1.0)
     if not errors:
         return None
     return PredictionCheck(len(errors), float(np.median(np.abs(errors))), float(np.median(errors)))
 
 
-def _robust_fit(rows: Floats, values: Floats, weights: Floats, prior: RouteCost | None) -> tuple[Floats, Floats, float]:
-    """Coefficients, their standard errors, and the spread around the line; the second coefficient is drawn to `prior`.
+def _robust_fit(
+    rows: Floats, values: Floats, weights: Floats, factor_spread: float | None
+) -> tuple[Floats, Floats, float]:
+    """Coefficients, their standard errors, and the spread around the line.
 
+    The second coefficient is expected to be 1, give or take `factor_spread`; None where anything may be.
     Huber's estimator by reweighting: a request that shared the machine with another does not bend the line.
     """
     floor = _LEAST_SPREAD * float(np.median(np.abs(values)))
@@ -155,15 +204,15 @@ def _robust_fit(rows: Floats, values: Floats, weights: Floats, prior: RouteCost 
     for _ in range(_ROUNDS):
         weighed = rows * (weights * trust)[:, None]
         gram, target = rows.T @ weighed, weighed.T @ values
-        if prior is not None:
-            pull = (spread / prior.spread_ms) ** 2
+        if factor_spread is not None:
+            pull = (spread / factor_spread) ** 2
             gram[1, 1] += pull
-            target[1] += pull * prior.ms
+            target[1] += pull
         inverse = np.linalg.pinv(gram)
         coefficients = inverse @ target
         residuals = values - rows @ coefficients
         spread = max(1.4826 * float(np.median(np.abs(residuals))), floor)
         trust = np.minimum(1.0, _OUTLIER * spread / np.maximum(np.abs(residuals), 1e-12))
-    if not np.ptp(rows[:, 1]) and prior is None:
+    if not np.ptp(rows[:, 1]) and factor_spread is None:
         return coefficients, np.full(rows.shape[1], np.inf), spread
     return coefficients, spread * np.sqrt(np.maximum(np.diag(inverse), 0.0)), spread

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 6
+#define OSTINATO_ABI_VERSION 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -177,6 +177,7 @@ struct ostinato_device_status {
     uint64_t decode_waited_ns; // of waited_ns and
     uint64_t decode_busy_ns;   // cpu_busy_ns, in steps of one token
     uint64_t pool_room;        // bytes of experts, as the model's file has them, that fit the pool whatever their layers
+    double   in_place_bytes_per_s; // measured speed at which the GPU computes its share in place beside the CPU branch; 0 where it has none
 };
 
 // Lends staging memory to exactly these cold experts from now on, until a pass stages uploads in it: to replay what was recorded. hot[n_layers * n_experts]
@@ -186,6 +187,21 @@ LLAMA_API enum ostinato_status ostinato_set_borrowed(const struct llama_model * 
 // Fills devices[0 .. n - 1] and sets `n_devices` to how many there are, 0 where the experts are not divided.
 LLAMA_API enum ostinato_status ostinato_get_device_status(
     const struct llama_model * model, struct ostinato_device_status * devices, size_t n, size_t * n_devices);
+
+#define OSTINATO_TIMED_COLD_ROUTES 16
+
+// What the CPU branch took for decode steps of one token, of one layer on a GPU, since the model was loaded: the constants of the cost model follow
+// from it (paper 3.2, Appendix B).
+struct ostinato_decode_times {
+    int32_t  il;
+    int64_t  expert_bytes;
+    uint64_t steps[OSTINATO_TIMED_COLD_ROUTES]; // with 1, 2, … cold routes; steps with more are not kept
+    uint64_t ns[OSTINATO_TIMED_COLD_ROUTES];    // from seeing their requests to answering them, together
+};
+
+// Fills layers[0 .. n - 1] and sets `n_layers` to how many there are.
+LLAMA_API enum ostinato_status ostinato_get_decode_times(
+    const struct llama_model * model, struct ostinato_decode_times * layers, size_t n, size_t * n_layers);
 
 #ifdef __cplusplus
 }

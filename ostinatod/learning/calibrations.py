@@ -15,20 +15,23 @@ from ostinatod.profiles.calibration import (
     CpuBranch,
     DecodeOverlap,
     LayerTimes,
+    LinkShare,
+    cold_cost,
     fit_cpu_branch,
     fit_overlap,
-    mean_route_ms,
+    with_link_share,
 )
+from ostinatod.profiles.cold_cost import ColdCost
 from ostinatod.profiles.errors import CostModelError
-from ostinatod.profiles.step_time import RouteCost
 
 ENOUGH_STEPS = 1000
 """Decode steps of single layers from which a measurement replaces one that had as many or more."""
-BETA_SPREAD = 0.3
-"""Standard deviation, over beta, of what a cold route adds, where nothing tells how much of its time is hidden."""
-OVERLAP_SPREAD = 0.15
-"""The same where that was measured: the share changes with the set, and memory is lent to some experts at times."""
-_SPEEDS = {"cpu_row": "cpu_row_bytes_per_s", "cpu_rows": "cpu_rows_bytes_per_s", "link": "link_bytes_per_s"}
+_SPEEDS = {
+    "cpu_row": "cpu_row_bytes_per_s",
+    "cpu_rows": "cpu_rows_bytes_per_s",
+    "link": "link_bytes_per_s",
+    "in_place": "in_place_bytes_per_s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class DeviceSpeeds:
     """With 16 rows per expert: bound by arithmetic."""
     link_gbps: float | None
     """To the GPU, from page-locked memory."""
+    in_place_gbps: float | None = None
+    """Of what the GPU itself computes of them in decode, reading host memory in place beside the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +64,9 @@ class Calibration:
     foreseen_share: float | None = None
     """Of the experts copied before their layer's router had run, those that it chose; None where none were."""
 
-    @property
-    def route_cost(self) -> RouteCost | None:
-        """What a cold route adds to a token's time; None where it was not measured."""
-        beta = mean_route_ms(self.cpu_branch) or 0.0
-        if self.overlap is None:
-            return RouteCost(beta, BETA_SPREAD * beta) if beta > 0 else None
-        spread_ms = OVERLAP_SPREAD * max(beta, self.overlap.route_ms)
-        return RouteCost(self.overlap.route_ms, spread_ms) if spread_ms > 0 else None
+    def cold_cost(self, *, layers: int, k: int, cold_routes: float) -> ColdCost | None:
+        """What cold routes add to a token's time; None where it was not measured. See `calibration.cold_cost`."""
+        return cold_cost(self.cpu_branch, self.overlap, layers=layers, k=k, cold_routes=cold_routes)
 
     @property
     def steps(self) -> int:
@@ -84,12 +84,9 @@ def read_calibration(status: Mapping[str, Any] | None) -> Calibration | None:
     if status is None or not isinstance(told := status.get("cpu_branch"), list):
         return None
     try:
-        layers = [
-            LayerTimes(int(item["layer"]), int(item["expert_bytes"]), tuple(item["steps"]), tuple(item["cpu_ms"]))
-            for device in told
-            for item in device["decode"]
-        ]
         gpus = [device for device in status["devices"] if device["gpu"]]
+        by_name = {device["name"]: device for device in gpus}
+        layers = [times for device in told for times in _layers(device["decode"], by_name.get(device["name"], {}))]
         predicted = sum(float(device["prefill"]["cpu_ms_predicted"]) for device in told)
         taken = sum(float(device["prefill"]["cpu_ms"]) for device in told)
         found = Calibration(
@@ -189,6 +186,23 @@ def _speeds(gpus: Sequence[Mapping[str, Any]]) -> tuple[DeviceSpeeds, ...]:
             }
             found.append(DeviceSpeeds(str(device["name"]), **gbps))
     return tuple(found)
+
+
+def _layers(decode: Sequence[Mapping[str, Any]], gpu: Mapping[str, Any]) -> list[LayerTimes]:
+    """The decode steps of a GPU's layers, with what it takes for its share of their cold experts."""
+    layers = [
+        LayerTimes(int(item["layer"]), int(item["expert_bytes"]), tuple(item["steps"]), tuple(item["cpu_ms"]))
+        for item in decode
+    ]
+    if "link_columns" not in gpu:
+        return layers
+    share = LinkShare(
+        int(gpu["link_columns"]),
+        int(gpu["hidden_columns"]),
+        int(gpu["linked"]),
+        float(gpu["speeds"]["in_place_bytes_per_s"]),
+    )
+    return with_link_share(layers, share)
 
 
 def _overlap(layers: Sequence[LayerTimes], gpus: Sequence[Mapping[str, Any]]) -> DecodeOverlap | None:

@@ -6,12 +6,19 @@ The planner's predictions come from here, and so does how far off they were on t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ostinatod.learning.calibrations import Calibration, Calibrations, Kept, read_calibration
 from ostinatod.learning.model_files import ModelFacts
-from ostinatod.profiles.step_time import PredictionCheck, StepSample, StepTime, check_predictions, fit_step_time
+from ostinatod.profiles.step_time import (
+    PredictionCheck,
+    StepSample,
+    StepTime,
+    check_predictions,
+    fit_step_time,
+    mean_cold_routes,
+)
 
 LEAST_TOKENS = 8
 """Answers shorter than this say little about time per token."""
@@ -32,6 +39,8 @@ class MeasuredRequest(Protocol):
     def reused_tokens(self) -> int | None: ...
     @property
     def output_tokens(self) -> int | None: ...
+    @property
+    def generation(self) -> int | None: ...
     @property
     def coverage_decode(self) -> float | None: ...
 
@@ -71,15 +80,17 @@ class Timing:
             )
             told.append(f"The engine measured for r cold routes of a layer's decode step: {sizes}.")
         if self.calibration and (overlap := self.calibration.overlap):
+            link_ms = max(fit.link_ms for fit in self.calibration.cpu_branch)
+            share = f" and takes {link_ms:.4f} ms for its own share of each cold expert" if link_ms else ""
             told.append(
-                f"The GPU works meanwhile for {overlap.hidden_share:.0%} of that time, so a cold route adds "
+                f"The GPU works meanwhile for {overlap.hidden_share:.0%} of that time{share}, so a cold route adds "
                 f"{overlap.route_ms:.4f} ms to a token."
             )
         if self.step_time:
             fit = self.step_time
             told.append(
                 f"In {fit.samples} requests a cold route took {fit.route_ms:.4f} ms of a token's time, "
-                f"give or take {fit.route_error_ms:.4f}."
+                f"give or take {fit.route_error_ms:.4f}{_served(fit)}."
             )
         if self.check:
             side = "longer" if self.check.bias > 0 else "shorter"
@@ -92,6 +103,13 @@ class Timing:
                 f"In prefill the CPU branch took {self.calibration.prefill_error:+.0%} of what its measured speeds say."
             )
         return tuple(told)
+
+
+def _served(fit: StepTime) -> str:
+    cold = fit.mean_cold_routes
+    if fit.cost is None or not fit.cost.lent or not cold:
+        return ""
+    return f", with those {1 - float(fit.cost.computed(cold)) / cold:.0%} that lent memory served"
 
 
 NOTHING_MEASURED = Timing()
@@ -120,11 +138,13 @@ class Timings:
         else:
             kept = self._calibrations.keep(fingerprint, build, read_calibration(status))
         since = kept.since if kept else 0.0
-        routes_per_token = len(facts.experts.layers) * facts.experts.k
-        samples = step_samples(self._read_requests(fingerprint), since, routes_per_token)
+        layers, k = len(facts.experts.layers), facts.experts.k
+        samples = step_samples(self._read_requests(fingerprint), since, layers * k)
         calibration = kept.calibration if kept and kept.calibration != Calibration() else None
-        measured = calibration.route_cost if calibration else None
-        return Timing(fit_step_time(samples, measured), check_predictions(samples, measured), calibration)
+        cost = None
+        if calibration:
+            cost = calibration.cold_cost(layers=layers, k=k, cold_routes=mean_cold_routes(samples))
+        return Timing(fit_step_time(samples, cost), check_predictions(samples, cost), calibration)
 
 
 def described(calibrations: Mapping[str, Kept]) -> list[dict[str, Any]]:
@@ -141,7 +161,7 @@ def step_samples(requests: Sequence[MeasuredRequest], since: float, routes_per_t
     since             unix seconds; earlier requests ran on another machine or build
     routes_per_token  of all layers together
     """
-    found = []
+    found: list[tuple[int | None, StepSample]] = []
     for request in requests:
         tokens, coverage = request.output_tokens or 0, request.coverage_decode
         if request.status != "ok" or request.started_at < since or tokens < LEAST_TOKENS:
@@ -149,5 +169,13 @@ def step_samples(requests: Sequence[MeasuredRequest], since: float, routes_per_t
         if request.tpot_ms is None or coverage is None:
             continue
         context = (request.new_tokens or 0) + (request.reused_tokens or 0) + tokens / 2
-        found.append(StepSample(request.tpot_ms, routes_per_token * (1.0 - coverage), context, tokens))
-    return found[::-1]
+        sample = StepSample(request.tpot_ms, routes_per_token * (1.0 - coverage), context, tokens)
+        found.append((request.generation, sample))
+    usual = {
+        generation: mean_cold_routes([sample for other, sample in found if other == generation])
+        for generation in {generation for generation, _ in found}
+    }
+    return [
+        sample if generation is None else replace(sample, usual_cold_routes=usual[generation])
+        for generation, sample in reversed(found)
+    ]

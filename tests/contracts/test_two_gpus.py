@@ -37,6 +37,9 @@ def two_gpus(*pools: int) -> dict[str, Any]:
             "decode_waited_ms": 12.5,
             "decode_busy_ms": 20.0,
             "cpu_routes": 1400,
+            "linked": 300,
+            "link_columns": 576,
+            "hidden_columns": 2048,
             "cpu_busy_ms": 41.0,
             "uploaded": 12,
             "uploaded_bytes": 12 * EXPERT,
@@ -46,11 +49,16 @@ def two_gpus(*pools: int) -> dict[str, Any]:
             "borrowed_bytes": 0,
             "borrowed": 0,
             "graphs": {"captures": 1, "replays": 60, "direct_passes": 4},
-            "speeds": {"cpu_row_bytes_per_s": 7e10, "cpu_rows_bytes_per_s": 2e10, "link_bytes_per_s": 5e10},
+            "speeds": {
+                "cpu_row_bytes_per_s": 7e10,
+                "cpu_rows_bytes_per_s": 2e10,
+                "link_bytes_per_s": 5e10,
+                "in_place_bytes_per_s": 4e10,
+            },
         }
         for number, size in enumerate(pools)
     ]
-    return {"abi": 6, "devices": devices, "pool_bytes": list(pools), "gpu_of_layer": [0, 0, 0, 1], "cpu_branch": None}
+    return {"abi": 7, "devices": devices, "pool_bytes": list(pools), "gpu_of_layer": [0, 0, 0, 1], "cpu_branch": None}
 
 
 def keys_of(function: str, opening: str) -> set[str]:

@@ -50,7 +50,7 @@ LOAD_S = float(SCRIPT.get("load_s", 0.0))
 N_CTX = int(SCRIPT.get("n_ctx", 4096))
 CHUNK_S = 0.02
 TIMINGS = {"cache_n": 1, "prompt_n": 2, "prompt_ms": 5.0, "predicted_n": 1, "predicted_ms": 10.0}
-STATUS = {"abi": 6, "devices": [], "pool_bytes": None, "gpu_of_layer": None, "cpu_branch": None}
+STATUS = {"abi": 7, "devices": [], "pool_bytes": None, "gpu_of_layer": None, "cpu_branch": None}
 """Of an engine whose experts are not divided between two branches."""
 GENERATION_AT = 56
 """Where a residency file has its generation: 8 bytes, little-endian."""

@@ -323,8 +323,33 @@ enum ostinato_status ostinato_get_device_status(
                 v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
                 v.link_columns, (int32_t) v.hidden_columns, v.borrowing.bytes, v.borrowing.n_uploaded, v.graphs.captures, v.graphs.replays,
                 v.graphs.direct_passes, v.prefetched, v.foreseen, v.decode_waited_ns, v.decode_busy_ns, v.pool_room,
+                v.link_columns > 0 ? speed(v.speeds.in_place_beside_cpu) : 0.0,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
+        }
+        return OSTINATO_OK;
+    });
+}
+
+enum ostinato_status ostinato_get_decode_times(
+        const struct llama_model * model, struct ostinato_decode_times * layers, size_t n, size_t * n_layers) {
+    static_assert(ostinato_step_times::MAX_COLD == OSTINATO_TIMED_COLD_ROUTES, "a layer's times must fit");
+    return guarded([&] {
+        *n_layers = 0;
+        const auto entry = ostinato_find_model(model);
+        if (!entry) {
+            return fail(OSTINATO_UNKNOWN_MODEL, "the model is not registered");
+        }
+        for (const ostinato_memory_view & device : ostinato_view_residency(*entry).devices) {
+            for (const ostinato_layer_times & times : device.decode) {
+                if (*n_layers < n) {
+                    ostinato_decode_times & out = layers[*n_layers];
+                    out = { times.il, times.expert_bytes, {}, {} };
+                    std::copy(times.steps.begin(), times.steps.end(), out.steps);
+                    std::copy(times.ns.begin(), times.ns.end(), out.ns);
+                }
+                (*n_layers)++;
+            }
         }
         return OSTINATO_OK;
     });

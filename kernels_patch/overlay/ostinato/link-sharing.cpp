@@ -44,8 +44,8 @@ static double measure_products(
     return (ggml_time_us() - begin_us)*1e-6/n_read;
 }
 
-// Both sides of link sharing at once, with as many experts as decode steps have: the link half of their columns, the CPU branch whole ones. Speeds are
-// per byte.
+// The CPU branch alone, then both sides of link sharing at once, with as many experts as decode steps have: the link half of their columns, the CPU
+// branch whole ones. Speeds are per byte.
 void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
     constexpr size_t DECODE = 2; // cold experts of a layer in a step
     const int64_t step = ostinato_link_step(*layer.ffn);
@@ -65,27 +65,28 @@ void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_col
     if (places.size() < DECODE) {
         return;
     }
+    ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
+    speeds.cpu_row_in_step = team.measure(layer, experts, 1, DECODE);
     std::atomic<bool> is_done { false };
     double in_place = 0.0;
     std::thread products([&] { in_place = measure_products(g.device, link, places, DECODE, is_done); });
-    speeds.cpu_row_beside_link = ostinato_cold_team(limits.n_threads).measure(layer, experts, 1, DECODE);
+    speeds.cpu_row_beside_link = team.measure(layer, experts, 1, DECODE);
     is_done.store(true);
     products.join();
     speeds.in_place_beside_cpu = in_place > 0.0 ? in_place : std::numeric_limits<double>::infinity();
-    speeds.cpu_row = std::min(speeds.cpu_row, speeds.cpu_row_beside_link); // else its own measurement was disturbed
+    // else a measurement was disturbed: nothing is faster with the link at work
+    speeds.cpu_row_in_step = std::min(speeds.cpu_row_in_step, speeds.cpu_row_beside_link);
+    speeds.cpu_row         = std::min(speeds.cpu_row, speeds.cpu_row_in_step);
 }
 
-// Hidden columns that the link gets of the group's layer: where both sides work at their speeds, they end together (paper 3.4).
+// Hidden columns that the link gets of the group's layer.
 int32_t ostinato_placement::link_columns(const group & g, size_t i) const {
     const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
-    if (limits.link_percent < 0) {
-        return 0;
-    }
-    const double link = 1.0/g.client.speeds.in_place_beside_cpu;
-    const double cpu  = 1.0/g.client.speeds.cpu_row_beside_link;
-    const double share = limits.link_percent > 0 ? limits.link_percent/100.0 : link/(link + cpu);
     const int64_t step = ostinato_link_step(ffn);
-    return (int32_t) std::min((int64_t) (share*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step);
+    if (limits.link_percent > 0) {
+        return (int32_t) std::min((int64_t) (limits.link_percent/100.0*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step);
+    }
+    return limits.link_percent < 0 ? 0 : (int32_t) ostinato_choose_link_columns(g.client.speeds, ffn.n_ff(), step);
 }
 
 // Views of the layer's experts where they are in host memory, `columns` hidden columns wide. Without columns where no kernel takes them.

@@ -192,9 +192,9 @@ void ostinato_placement::measure_speeds(group & g) {
         speeds.link = std::min(upload_all(), upload_all());
         measure_sharing(g, i, plain, experts);
         speeds.is_default = false;
-        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link, %.1f and %.1f GB/s at once; "
-            "%d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
-            1e-9/speeds.cpu_row_beside_link, 1e-9/speeds.in_place_beside_cpu, team.n_threads());
+        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link; in decode steps "
+            "%.1f GB/s by the CPU alone, %.1f and %.1f GB/s by CPU and link at once; %d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
+            1e-9/speeds.cpu_row_in_step, 1e-9/speeds.cpu_row_beside_link, 1e-9/speeds.in_place_beside_cpu, team.n_threads());
         return;
     }
 }

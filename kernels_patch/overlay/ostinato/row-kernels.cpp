@@ -1,4 +1,4 @@
-// Implementation of row-kernels.h: AVX-512 VNNI, AVX VNNI and AVX2 kernels for the expert types that users have, chosen at run time.
+// Implementation of row-kernels.h: AMX, AVX-512 (VNNI, VBMI), AVX VNNI and AVX2 kernels for the expert types that users have, chosen at run time.
 
 #include "row-kernels.h"
 
@@ -12,11 +12,17 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define OSTINATO_X86 1
+#ifndef __clang__
 // GCC 12 takes the undefined operands of its own intrinsics for mistakes.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <cpuid.h>
 #include <immintrin.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 static constexpr int64_t SPLIT_BLOCK = 32; // columns per scale of a Q8_0 row
@@ -45,7 +51,7 @@ static inline void prefetch(const char * data, size_t bytes) {
 
 #ifdef OSTINATO_X86
 
-#define OSTINATO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")))
+#define OSTINATO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")))
 #define OSTINATO_AVX2   __attribute__((target("avx2,fma,f16c")))
 
 // Scales of MXFP4 blocks, halved, since its code values are doubled to be integers.
@@ -81,72 +87,28 @@ static inline int32_t dword_at(const void * data) {
     return v;
 }
 
-// Weight blocks of 32 columns against split Q8_0 rows. A decoder gives the absolute values of two neighbouring blocks, the mask of the
-// negative ones, and the two scales: dpbusd multiplies unsigned with signed bytes, so signs move to the input.
-struct decoded_pair {
-    __m512i magnitude;
-    __mmask64 negative;
-    float scale[2];
-};
+#include "row-dots.h"
 
-OSTINATO_AVX512 static inline __m512i nibbles_of_pair(const uint8_t * a, const uint8_t * b) {
-    const __m256i q  = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) a)), _mm_loadu_si128((const __m128i *) b), 1);
-    const __m256i m  = _mm256_set1_epi8(0x0f);
-    const __m512i lh = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(q, m)), _mm256_and_si256(_mm256_srli_epi16(q, 4), m), 1);
-    return _mm512_shuffle_i64x2(lh, lh, _MM_SHUFFLE(3, 1, 2, 0)); // a low, a high, b low, b high
-}
-
-struct decode_mxfp4 {
-    using block = block_mxfp4;
-
-    OSTINATO_AVX512 static inline decoded_pair pair(const block * w) {
-        const __m512i magnitudes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, 1, 2, 3, 4, 6, 8, 12));
-        const __m512i codes = nibbles_of_pair(w[0].qs, w[1].qs);
-        return {
-            _mm512_shuffle_epi8(magnitudes, codes), _mm512_test_epi8_mask(codes, _mm512_set1_epi8(8)), { E8M0.half[w[0].e], E8M0.half[w[1].e] },
-        };
-    }
-};
-
-struct decode_q4_0 {
-    using block = block_q4_0;
-
-    OSTINATO_AVX512 static inline decoded_pair pair(const block * w) {
-        const __m512i magnitudes = _mm512_broadcast_i32x4(_mm_setr_epi8(8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5, 6, 7));
-        const __m512i codes = nibbles_of_pair(w[0].qs, w[1].qs);
-        return {
-            _mm512_shuffle_epi8(magnitudes, codes), _mm512_testn_epi8_mask(codes, _mm512_set1_epi8(8)), { _cvtsh_ss(w[0].d), _cvtsh_ss(w[1].d) },
-        };
-    }
-};
-
-struct decode_q8_0 {
-    using block = block_q8_0;
-
-    OSTINATO_AVX512 static inline decoded_pair pair(const block * w) {
-        const __m512i q = _mm512_inserti64x4(
-            _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) w[0].qs)), _mm256_loadu_si256((const __m256i *) w[1].qs), 1);
-        return { _mm512_abs_epi8(q), _mm512_movepi8_mask(q), { _cvtsh_ss(w[0].d), _cvtsh_ss(w[1].d) } };
-    }
-};
-
-template <typename decode, int M>
-OSTINATO_AVX512 static inline void dot_split(
+// Q8_0 blocks against split rows. dpbusd multiplies unsigned with signed bytes, so signs move to the input.
+template <int M>
+OSTINATO_AVX512 static inline void dot_q8_0(
         int64_t n, float * out, const char * w, const char * ahead, const char * const * x) {
-    const auto * blocks = (const typename decode::block *) w;
+    const auto * blocks = (const block_q8_0 *) w;
     __m512 sum[M];
     for (int i = 0; i < M; ++i) {
         sum[i] = _mm512_setzero_ps();
     }
     for (int64_t b = 0; b < n/SPLIT_BLOCK; b += 2) {
-        prefetch(ahead + b*sizeof(typename decode::block), 2*sizeof(typename decode::block));
-        const decoded_pair p = decode::pair(blocks + b);
-        const __m512 scale_w = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(p.scale[0]), _mm512_set1_ps(p.scale[1]));
+        prefetch(ahead + b*sizeof(block_q8_0), 2*sizeof(block_q8_0));
+        const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(
+            _mm256_loadu_si256((const __m256i *) blocks[b].qs)), _mm256_loadu_si256((const __m256i *) blocks[b + 1].qs), 1);
+        const __mmask64 negative = _mm512_movepi8_mask(codes);
+        const __m512 scale_w = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(_cvtsh_ss(blocks[b].d)), _mm512_set1_ps(_cvtsh_ss(blocks[b + 1].d)));
         for (int i = 0; i < M; ++i) {
             const float * scales_x = (const float *) (x[i] + n) + b;
-            const __m512i q      = _mm512_loadu_si512(x[i] + b*SPLIT_BLOCK);
-            const __m512i signed_q = _mm512_mask_sub_epi8(q, p.negative, _mm512_setzero_si512(), q);
-            const __m512i products = _mm512_dpbusd_epi32(_mm512_setzero_si512(), p.magnitude, signed_q);
+            const __m512i q        = _mm512_loadu_si512(x[i] + b*SPLIT_BLOCK);
+            const __m512i signed_q = _mm512_mask_sub_epi8(q, negative, _mm512_setzero_si512(), q);
+            const __m512i products = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_abs_epi8(codes), signed_q);
             const __m512 scale_x = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(scales_x[0]), _mm512_set1_ps(scales_x[1]));
             sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_mul_ps(scale_w, scale_x), sum[i]);
         }
@@ -156,9 +118,7 @@ OSTINATO_AVX512 static inline void dot_split(
     }
 }
 
-// Weight blocks of 256 columns against Q8_K rows.
-
-// Products of a block in 16 sums; each of the four vectors is 64 columns, and the scales of every four of them.
+// Products of a block of Q6_K and one of Q8_K in 16 sums; each of the four vectors is 64 columns, and the scales of every four of them.
 OSTINATO_AVX512 static inline __m512i scaled_products(const __m512i * weights, const __m512i * scales, const block_q8_K & row) {
     __m512i products = _mm512_setzero_si512();
     for (int j = 0; j < 4; ++j) {
@@ -166,53 +126,6 @@ OSTINATO_AVX512 static inline __m512i scaled_products(const __m512i * weights, c
         products = _mm512_add_epi32(products, _mm512_mullo_epi32(part, scales[j]));
     }
     return products;
-}
-
-template <int M>
-OSTINATO_AVX512 static inline void dot_q4_K(
-        int64_t n, float * out, const char * w, const char * ahead, const char * const * x) {
-    const auto * blocks = (const block_q4_K *) w;
-    __m512 sum[M];
-    float  mins[M] = { 0.0f };
-    for (int i = 0; i < M; ++i) {
-        sum[i] = _mm512_setzero_ps();
-    }
-    const __m256i low = _mm256_set1_epi8(0x0f);
-    for (int64_t b = 0; b < n/QK_K; ++b) {
-        const block_q4_K & block = blocks[b];
-        prefetch(ahead + b*sizeof(block), sizeof(block));
-        const float d    = _cvtsh_ss(block.d);
-        const float dmin = _cvtsh_ss(block.dmin);
-
-        uint8_t packed[16];
-        unpack_q4_K_scales(block.scales, packed);
-        const __m128i scales_mins = _mm_loadu_si128((const __m128i *) packed);
-        const __m128i mins16 = _mm_cvtepu8_epi16(_mm_srli_si128(scales_mins, 8));
-
-        __m512i weights[4];
-        __m512i scales[4];
-        for (int j = 0; j < 4; ++j) {
-            const __m256i q = _mm256_loadu_si256((const __m256i *) (block.qs + 32*j));
-            weights[j] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(q, low)), _mm256_and_si256(_mm256_srli_epi16(q, 4), low), 1);
-            const __m128i select = _mm_set_epi64x((int64_t) 0x0101010101010101*(2*j + 1), (int64_t) 0x0101010101010101*(2*j));
-            scales[j]  = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(scales_mins, select));
-        }
-        for (int i = 0; i < M; ++i) {
-            const auto & row = ((const block_q8_K *) x[i])[b];
-            const __m512i products = scaled_products(weights, scales, row);
-            sum[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(d*row.d), sum[i]);
-
-            const __m256i sums = _mm256_loadu_si256((const __m256i *) row.bsums);
-            const __m128i pairs = _mm_hadd_epi16(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-            __m128i m = _mm_madd_epi16(mins16, pairs);
-            m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
-            m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1));
-            mins[i] += dmin*row.d*(float) _mm_cvtsi128_si32(m);
-        }
-    }
-    for (int i = 0; i < M; ++i) {
-        out[i] = _mm512_reduce_add_ps(sum[i]) - mins[i];
-    }
 }
 
 template <int M>
@@ -272,21 +185,21 @@ OSTINATO_AVX512 static inline void dot_q6_K(
         for (; i     <  n_x; i += 1) { CALL(1)(n, out + i, w, ahead, x + i); }                                                                  \
     }
 
-#define OSTINATO_MXFP4(M) dot_split<decode_mxfp4, M>
-#define OSTINATO_Q4_0(M)  dot_split<decode_q4_0, M>
-#define OSTINATO_Q8_0(M)  dot_split<decode_q8_0, M>
+#define OSTINATO_MXFP4(M) dot_nibbles<codes_mxfp4, M>
+#define OSTINATO_Q4_0(M)  dot_nibbles<codes_q4_0, M>
+#define OSTINATO_Q8_0(M)  dot_q8_0<M>
 #define OSTINATO_Q4_K(M)  dot_q4_K<M>
 #define OSTINATO_Q6_K(M)  dot_q6_K<M>
 
-OSTINATO_DOT(dot_mxfp4, OSTINATO_MXFP4)
-OSTINATO_DOT(dot_q4_0,  OSTINATO_Q4_0)
-OSTINATO_DOT(dot_q8_0,  OSTINATO_Q8_0)
+OSTINATO_DOT(dot_mxfp4_rows, OSTINATO_MXFP4)
+OSTINATO_DOT(dot_q4_0_rows, OSTINATO_Q4_0)
+OSTINATO_DOT(dot_q8_0_rows, OSTINATO_Q8_0)
 OSTINATO_DOT(dot_q4_K_rows, OSTINATO_Q4_K)
 OSTINATO_DOT(dot_q6_K_rows, OSTINATO_Q6_K)
 
-static bool has_avx512_vnni() {
+static bool has_avx512() {
     static const bool found = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
     return found;
 }
 
@@ -337,6 +250,15 @@ private:
 #define OSTINATO_TILES_DOT(sum, u, s) _mm512_dpbusd_epi32(sum, u, s)
 #include "row-tiles.h"
 
+#if defined(__clang__) || __GNUC__ >= 11
+#define OSTINATO_HAS_AMX 1
+#include "amx-machine.h"
+#define OSTINATO_AMX amx
+#define OSTINATO_AMX_TARGET OSTINATO_AMX_INT8
+#define OSTINATO_AMX_MACHINE amx_machine
+#include "row-tiles-amx.h"
+#endif
+
 #define OSTINATO_TILES avx2
 #define OSTINATO_TILES_TARGET OSTINATO_AVX2
 #define OSTINATO_TILES_BITS 256
@@ -363,8 +285,8 @@ static bool has_avx_vnni() {
 }
 #endif
 
-static bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+static bool has_avx2() { // and with it f16c, which compilers do not all test for
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 static void set_tile_of_256_bits(ostinato_row_kernel & kernel) {
@@ -390,20 +312,27 @@ ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, in
     GGML_UNUSED(columns);
     GGML_UNUSED(most_bits);
 #ifdef OSTINATO_X86
-    if (most_bits >= 512 && has_avx512_vnni()) {
+    if (most_bits >= 512 && has_avx512()) {
         switch (type) {
-            case GGML_TYPE_MXFP4: kernel.dot = dot_mxfp4;     break;
-            case GGML_TYPE_Q4_0:  kernel.dot = dot_q4_0;      break;
-            case GGML_TYPE_Q8_0:  kernel.dot = dot_q8_0;      break;
-            case GGML_TYPE_Q4_K:  kernel.dot = dot_q4_K_rows; break;
-            case GGML_TYPE_Q6_K:  kernel.dot = dot_q6_K_rows; break;
+            case GGML_TYPE_MXFP4: kernel.dot = dot_mxfp4_rows; break;
+            case GGML_TYPE_Q4_0:  kernel.dot = dot_q4_0_rows;  break;
+            case GGML_TYPE_Q8_0:  kernel.dot = dot_q8_0_rows;  break;
+            case GGML_TYPE_Q4_K:  kernel.dot = dot_q4_K_rows;  break;
+            case GGML_TYPE_Q6_K:  kernel.dot = dot_q6_K_rows;  break;
             default: break;
         }
         kernel.tile = avx512::tile_of(type);
+#ifdef OSTINATO_HAS_AMX
+        static const bool is_amx = may_use_amx();
+        if (most_bits >= OSTINATO_AMX_BITS && is_amx) {
+            kernel.amx = amx::tile_of(type);
+        }
+#endif
         if (kernel.dot && kernel.input == GGML_TYPE_Q8_0) {
             kernel.is_split = columns % (2*SPLIT_BLOCK) == 0;
             kernel.dot      = kernel.is_split ? kernel.dot : nullptr;
             kernel.tile     = kernel.is_split ? kernel.tile : nullptr;
+            kernel.amx      = kernel.is_split ? kernel.amx : nullptr;
         }
     } else if (most_bits >= 256 && columns <= MAX_COLUMNS) {
         set_tile_of_256_bits(kernel);
@@ -465,5 +394,6 @@ void ostinato_prefetch(const char * data, size_t bytes) {
 void ostinato_dot_tile(
         const ostinato_row_kernel & kernel, int64_t columns, float (*out)[OSTINATO_TILE_INPUTS], const char * w, size_t row_bytes, const char * ahead,
         const char * const * x, int n_x) {
-    kernel.tile(columns, out, w, row_bytes, ahead, x, n_x);
+    const auto tile = kernel.amx && n_x >= kernel.amx_from ? kernel.amx : kernel.tile;
+    tile(columns, out, w, row_bytes, ahead, x, n_x);
 }

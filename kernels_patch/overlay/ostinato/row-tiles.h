@@ -261,7 +261,7 @@ OSTINATO_TILES_TARGET static inline void q4_K_rows(
                 const floats min   = V(mul_ps)(min_w, V(cvtepi32_ps)(V(cvtepu8_epi32)(load_column(factors, 8 + s))));
                 for (int i = 0; i < n_x; ++i) {
                     const auto & row = ((const block_q8_K *) x[i])[b];
-                    ints sum = SI(setzero)();
+                    ints sum = V(set1_epi32)(0);
                     for (int c = 0; c < 8; ++c) {
                         sum = OSTINATO_TILES_DOT(sum, codes[c], V(set1_epi32)(dword_at(row.qs + 32*s + 4*c)));
                     }

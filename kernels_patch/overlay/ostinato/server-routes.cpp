@@ -133,6 +133,9 @@ static json describe_devices(const llama_model * model) {
             { "decode_waited_ms", d.decode_waited_ns/1e6 },
             { "decode_busy_ms",   d.decode_busy_ns/1e6 },
             { "cpu_routes",    d.n_cpu },
+            { "linked",        d.n_linked },
+            { "link_columns",  d.link_columns },
+            { "hidden_columns", d.hidden_columns },
             { "cpu_busy_ms",   d.cpu_busy_ns/1e6 },
             { "uploaded",      d.n_uploaded },
             { "uploaded_bytes", d.uploaded_bytes },
@@ -150,6 +153,7 @@ static json describe_devices(const llama_model * model) {
                 { "cpu_row_bytes_per_s",  d.cpu_row_bytes_per_s },
                 { "cpu_rows_bytes_per_s", d.cpu_rows_bytes_per_s },
                 { "link_bytes_per_s",     d.link_bytes_per_s },
+                { "in_place_bytes_per_s", d.in_place_bytes_per_s },
             }},
         });
     }

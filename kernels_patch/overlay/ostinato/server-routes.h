@@ -4,7 +4,7 @@
 //                              "route_counting":{"enabled","reason","n_layers","n_experts"},
 //                              "residency":{"state":"none"|"applied"|"refused","reason","generation","hot_experts","pool_bytes"},
 //                              "devices":[{"name","gpu","pool_capacity","pool_used","pool_room","published","cold_routes","waited_ms","decode_waited_ms",
-//                                          "cpu_routes","cpu_busy_ms","decode_busy_ms",
+//                                          "cpu_routes","linked","link_columns","hidden_columns","cpu_busy_ms","decode_busy_ms",
 //                                          "uploaded","uploaded_bytes","prefetched","foreseen","staging_bytes","speeds"}, ...], "pool_bytes": of each GPU or null,
 //                              "gpu_of_layer": null or of each MoE layer the place of its GPU in "pool_bytes",
 //                              "cpu_branch": null or of each device {"name","decode":[{"layer","expert_bytes","steps":[n with 1, 2, ... cold routes],

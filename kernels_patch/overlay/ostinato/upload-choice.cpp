@@ -22,6 +22,20 @@ double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32
     return bytes*seconds;
 }
 
+int64_t ostinato_choose_link_columns(const ostinato_speeds & speeds, int64_t columns, int64_t step) {
+    int64_t chosen = 0;
+    double seconds = speeds.cpu_row_in_step;
+    for (int64_t c = step; c < columns; c += step) {
+        const double share = (double) c/columns;
+        const double later = std::max(share*speeds.in_place_beside_cpu, (1.0 - share)*speeds.cpu_row_beside_link);
+        if (later < seconds) {
+            chosen  = c;
+            seconds = later;
+        }
+    }
+    return chosen;
+}
+
 std::vector<int32_t> ostinato_choose_uploads(
         const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads, double head_start) {
     double cpu = 0.0;

@@ -109,6 +109,35 @@ def test_how_much_of_the_cpu_branch_the_gpu_hides_is_read_and_kept(calibrations:
     assert calibrations().latest("f")["f"].calibration == found
 
 
+def sharing(status: dict[str, Any], *, linked: int) -> dict[str, Any]:
+    """An engine whose GPU computes 350 of 1,000 columns of cold experts itself, 8 MB each at 28 GB/s: 0.1 ms."""
+    (gpu,) = status["devices"]
+    gpu |= {"linked": linked, "link_columns": 350, "hidden_columns": 1000}
+    gpu["speeds"] |= {"in_place_bytes_per_s": 28e9}
+    return status
+
+
+def test_what_the_gpu_computes_of_cold_experts_is_read_and_kept(calibrations: Callable[..., Calibrations]) -> None:
+    # The GPU waits for what the CPU branch takes beyond 0.2 ms and 0.1 ms for each cold route.
+    status = sharing(engine(), linked=10**6)
+    status["devices"][0]["decode_waited_ms"] = ENOUGH_STEPS * (0.3 - 0.3) + ENOUGH_STEPS * (0.5 - 0.4)
+    found = read_calibration(status)
+    assert found is not None
+    assert found.overlap is not None
+    assert found.cpu_branch[0].link_ms == pytest.approx(0.1)
+    assert found.speeds[0].in_place_gbps == 28.0
+    assert found.overlap.gpu_branch_ms == pytest.approx(0.2)
+    cost = found.cold_cost(layers=2, k=2, cold_routes=3.0)
+    assert cost is not None
+    assert cost.layer_ms == pytest.approx((0.0, 0.1, 0.3))
+    calibrations().keep("f", "build", found)
+    assert calibrations().latest("f")["f"].calibration == found
+    # Of a third of the cold routes the experts are where the GPU can read them.
+    partly = read_calibration(sharing(engine(), linked=ENOUGH_STEPS))
+    assert partly is not None
+    assert partly.cpu_branch[0].link_ms == pytest.approx(0.1 / 3)
+
+
 def test_an_engine_without_such_counters_tells_no_overlap() -> None:
     status = engine()
     for name in ("decode_waited_ms", "decode_busy_ms", "prefetched", "foreseen"):
@@ -116,8 +145,9 @@ def test_an_engine_without_such_counters_tells_no_overlap() -> None:
     found = read_calibration(status)
     assert found is not None
     assert (found.overlap, found.foreseen_share) == (None, None)
-    assert found.route_cost is not None
-    assert found.route_cost.ms == pytest.approx(0.2)
+    cost = found.cold_cost(layers=2, k=2, cold_routes=1.0)
+    assert cost is not None
+    assert cost.ms(1.0) == pytest.approx(0.2)
 
 
 def test_what_was_kept_before_overlap_was_measured_is_read(
@@ -125,8 +155,8 @@ def test_what_was_kept_before_overlap_was_measured_is_read(
 ) -> None:
     calibrations().keep("f", "build", read_calibration(engine()))
     with closing(sqlite3.connect(tmp_path / "learning.db")) as connection, connection:
-        removed = "json_remove(measured, '$.overlap', '$.foreseen_share')"
-        connection.execute(f"update calibrations set measured = {removed}")
+        removed = "'$.overlap', '$.foreseen_share', '$.cpu_branch[0].link_ms', '$.speeds[0].in_place_gbps'"
+        connection.execute(f"update calibrations set measured = json_remove(measured, {removed})")
     kept = calibrations().latest("f")["f"].calibration
     assert (kept.overlap, kept.foreseen_share) == (None, None)
     assert kept.prefill_error == pytest.approx(0.1)
@@ -217,6 +247,18 @@ def test_the_engine_s_cost_stands_in_where_requests_are_alike(
     assert "works meanwhile for 25% of that time, so a cold route adds 0.2000 ms" in reasons
     assert "off by" in reasons
     assert "+10%" in reasons
+    assert "share of each cold expert" not in reasons
+    assert "lent memory" not in reasons
+
+
+def test_lent_memory_and_the_gpu_s_share_are_told(facts: ModelFacts, calibrations: Callable[..., Calibrations]) -> None:
+    # Half of a layer's routes are cold by the set; as few steps with both cold as an eighth of them would give.
+    q, n = 0.375, 10 * ENOUGH_STEPS
+    status = sharing(counted([round(2 * n * q * (1 - q)), round(n * q**2)], 0.1, 0.2, 0.2), linked=10**6)
+    alike = [logged(i, 0.5, 12.0 + 0.01 * (i % 3)) for i in range(20)][::-1]
+    reasons = " ".join(Timings(lambda _: alike, calibrations()).of(facts, status, "build").reasons())
+    assert "and takes 0.1000 ms for its own share of each cold expert" in reasons
+    assert "with those 25% that lent memory served" in reasons
 
 
 @pytest.mark.parametrize(
@@ -233,6 +275,13 @@ def test_requests_that_tell_nothing_of_decode_are_left_out(changes: dict[str, An
     told = logged(10, 0.75, 12.0)
     (sample,) = step_samples([told, dataclasses.replace(told, **changes)], 5.0, ROUTES)
     assert (sample.cold_routes, sample.context_tokens) == (1.0, 120.0)
+
+
+def test_samples_know_what_is_usual_under_their_set() -> None:
+    shares = [(1, 0.5), (1, 0.75), (2, 1.0), (None, 0.25)]
+    requests = [dataclasses.replace(logged(n, c, 12.0), generation=g) for n, (g, c) in enumerate(shares)][::-1]
+    usual = [sample.usual_cold_routes for sample in step_samples(requests, 0.0, ROUTES)]
+    assert usual == [1.5, 1.5, 0.0, None]
 
 
 @pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinatod.profiles.calibration import LayerTimes, fit_cpu_branch, fit_overlap, mean_route_ms
+from ostinatod.profiles.calibration import (
+    COUNTED_STEPS,
+    LayerTimes,
+    LinkShare,
+    cold_cost,
+    fit_cpu_branch,
+    fit_overlap,
+    with_link_share,
+)
 from ostinatod.profiles.errors import CostModelError
 
 
@@ -41,7 +52,9 @@ def test_experts_of_two_sizes_are_calibrated_apart() -> None:
     fits = fit_cpu_branch([large, small])
     assert [(fit.expert_bytes, round(fit.beta_ms, 6)) for fit in fits] == [(10_600_000, 0.139), (12_200_000, 0.157)]
     assert fits[0].route_gbps == pytest.approx(10.6 / 0.139)
-    assert mean_route_ms(fits) == pytest.approx((0.139 * 150 + 0.157 * 90) / 240)
+    cost = cold_cost(fits, None, layers=2, k=4, cold_routes=3.0)
+    assert cost is not None
+    assert cost.ms(3.0) == pytest.approx(3.0 * (0.139 * 150 + 0.157 * 90) / 240)
 
 
 def test_with_one_number_of_cold_routes_all_time_is_theirs() -> None:
@@ -108,7 +121,7 @@ def test_a_gpu_that_never_waits_hides_everything_and_one_that_waits_longer_nothi
     assert never is not None
     assert (never.hidden_share, never.route_ms) == (1.0, pytest.approx(0.0))
     assert longer is not None
-    assert (longer.hidden_share, longer.gpu_branch_ms) == (0.0, 0.0)
+    assert (longer.hidden_share, longer.gpu_branch_ms) == (0.0, pytest.approx(-0.05))
     # 0.05 ms for the way there and back belong to a layer's first route.
     assert longer.route_ms == pytest.approx((30 * 0.35 + 20 * 0.2) / 50)
 
@@ -128,7 +141,82 @@ def test_nothing_measured_is_no_calibration() -> None:
     assert fit_overlap([LayerTimes(0, 100, (0, 0), (0.0, 0.0))], 0.0) is None
     assert fit_overlap([], 0.0) is None
     assert fit_cpu_branch([LayerTimes(0, 100, (0, 0), (0.0, 0.0))]) == ()
-    assert mean_route_ms(()) is None
+    assert cold_cost((), None, layers=2, k=4, cold_routes=3.0) is None
+
+
+def shared_waits(alpha: float, beta: float, gpu: float, link: float, steps: tuple[int, ...]) -> float:
+    """Of a GPU that computes a share of each cold expert itself, which takes it `link` ms."""
+    return sum(n * max(0.0, alpha + beta * r - gpu - link * r) for r, n in enumerate(steps, 1))
+
+
+@given(
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+    st.lists(st.integers(1, 1000), min_size=2, max_size=8).map(tuple),
+    st.floats(0, 0.99),
+)
+def test_the_gpu_branch_is_found_beside_its_share_of_cold_experts(
+    alpha: float, beta: float, link: float, steps: tuple[int, ...], share: float
+) -> None:
+    # Shorter than the longest that the GPU could have waited for, so that it waited at all.
+    longest = max(alpha + (beta - link) * r for r in range(1, len(steps) + 1))
+    gpu = share * longest if longest > 0 else longest - 0.1
+    counted = [replace(layer(alpha, beta, steps), link_ms=link)]
+    found = fit_overlap(counted, shared_waits(alpha, beta, gpu, link, steps))
+    assert found is not None
+    assert found.gpu_branch_ms == pytest.approx(gpu, abs=1e-6)
+    cost = cold_cost(fit_cpu_branch(counted), found, layers=4, k=len(steps), cold_routes=0.0)
+    assert cost is not None
+    for r, ms in enumerate(cost.layer_ms[1:], 1):
+        assert ms == pytest.approx(max(alpha + beta * r, gpu + link * r) - gpu, abs=1e-5)
+
+
+def test_a_gpu_that_is_later_in_every_step_costs_what_its_share_does() -> None:
+    # C(r) = 0.02 + 0.1 r never outlasts 0.05 + 0.12 r: nobody waits, and each cold route adds 0.12 ms all the same.
+    counted = [replace(layer(0.02, 0.1, (60, 20, 5)), link_ms=0.12)]
+    found = fit_overlap(counted, 0.0)
+    assert found is not None
+    assert (found.hidden_share, found.route_ms) == (1.0, pytest.approx(0.12))
+
+
+def test_the_share_of_a_cold_expert_takes_what_its_bytes_do_in_place() -> None:
+    # 700 of 2,048 columns of 13.4 MB at 40 GB/s; half of the 1,000 routes are of experts that it can read.
+    (found,) = with_link_share([layer(0.0, 0.1, (1000,), expert_bytes=13_400_000)], LinkShare(700, 2048, 500, 40e9))
+    assert found.link_ms == pytest.approx(700 / 2048 * 13.4e6 / 40e9 * 1000 / 2)
+    for nothing in (LinkShare(0, 2048, 0, 0.0), LinkShare(700, 2048, 500, 0.0), LinkShare(0, 0, 0, 40e9)):
+        (found,) = with_link_share([layer(0.0, 0.1, (1000,))], nothing)
+        assert found.link_ms == 0.0
+
+
+def test_layers_of_one_size_share_the_mean_of_what_their_gpus_take() -> None:
+    one, other = replace(layer(0.1, 0.2, (30,)), link_ms=0.1), replace(layer(0.1, 0.2, (10,), number=1), link_ms=0.3)
+    (fit,) = fit_cpu_branch([one, other])
+    assert fit.link_ms == pytest.approx(0.15)
+
+
+def binomial_steps(k: int, q: float, n: int) -> tuple[int, ...]:
+    """Of n steps of a layer, those with 1 to k cold routes."""
+    return tuple(round(n * math.comb(k, r) * q**r * (1 - q) ** (k - r)) for r in range(1, k + 1))
+
+
+def test_what_lent_memory_serves_follows_from_the_steps_that_had_cold_routes() -> None:
+    # 40 % of a layer's 6 routes are cold by the set, a quarter of them served: 30 % are computed.
+    counted = [layer(0.02, 0.1, binomial_steps(6, 0.3, 100_000))]
+    found = fit_overlap(counted, 0.0)
+    cost = cold_cost(fit_cpu_branch(counted), found, layers=8, k=6, cold_routes=8 * 6 * 0.4)
+    assert cost is not None
+    assert cost.computed(8 * 6 * 0.4) == pytest.approx(8 * 6 * 0.3, rel=0.001)
+    # A set with a quarter of the cold routes keeps half of the share.
+    assert cost.computed(8 * 6 * 0.1) == pytest.approx(8 * 6 * 0.1 * (1 - 0.25 / 2), rel=0.001)
+
+
+@pytest.mark.parametrize(("steps", "k"), [(COUNTED_STEPS - 1, 6), (10 * COUNTED_STEPS, 1)])
+def test_few_steps_and_one_route_per_layer_tell_nothing_of_lent_memory(steps: int, k: int) -> None:
+    counted = [layer(0.02, 0.1, (steps,))]
+    cost = cold_cost(fit_cpu_branch(counted), fit_overlap(counted, 0.0), layers=8, k=k, cold_routes=4.0)
+    assert cost is not None
+    assert cost.lent == 0.0
 
 
 @pytest.mark.parametrize(("steps", "cpu_ms"), [((1,), (1.0, 2.0)), ((-1,), (1.0,)), ((1,), (-1.0,))])
