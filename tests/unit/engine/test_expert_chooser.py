@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ostinatod.loaded import LoadedModel, LoadedModels, Places
 from ostinatod.machine.gpus import Gpu, PcieLink
 from ostinatod.profiles.pool_support import STOCK_ARCHITECTURES
 from ostinatod.store.records import ModelRecord
-from tests.conftest import ScriptedEngine
+from tests.conftest import ScriptedEngine, eventually
 from tests.fakes.gguf import Tensor, model_metadata, write
 from tests.fakes.memory_store import record
 
@@ -127,13 +129,18 @@ def test_only_memory_counts_that_the_engine_will_see(visible: str | None, seen: 
     assert free_bytes_seen([], visible) is None
 
 
-async def load_once(engine: ScriptedEngine, model: ModelRecord, gpus: Sequence[Gpu], directory: Path) -> LoadedModel:
-    """The model as displayed after it was loaded."""
+def loaded_models(engine: ScriptedEngine, gpus: Callable[[], Sequence[Gpu]], directory: Path) -> LoadedModels:
+    """Models that this engine runs, on these GPUs."""
     sockets = directory / "run"
     sockets.mkdir(mode=0o700)
     environment = {key: text for key, text in engine.environment().items() if key != "CUDA_VISIBLE_DEVICES"}
     places = Places(sockets=sockets, logs=directory / "logs", environment=environment)
-    models = LoadedModels(lambda: engine, Settings(), places, gpus=lambda: gpus)
+    return LoadedModels(lambda: engine, Settings(), places, gpus=gpus)
+
+
+async def load_once(engine: ScriptedEngine, model: ModelRecord, gpus: Sequence[Gpu], directory: Path) -> LoadedModel:
+    """The model as displayed after it was loaded."""
+    models = loaded_models(engine, lambda: gpus, directory)
     try:
         await models.load(model, lambda _: None)
         (shown,) = models.snapshot()
@@ -158,3 +165,35 @@ def test_a_refused_pool_is_told_with_the_next_command(
     assert f"engine_started model=m pid={shown.pid}" in caplog.text
     assert "gpu_experts=pool reason='weights and KV cache" in caplog.text
     assert ("expert_pool_refused model=m reason='no row kernel'" in caplog.text) == is_refused
+
+
+def test_after_a_crash_the_placement_is_chosen_by_what_is_free_then(
+    tmp_path: Path, scripted_engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    engine = dataclasses.replace(
+        scripted_engine.scripted(told={"devices": [{"name": "CUDA0", "gpu": True}]}), backend="cuda"
+    )
+    gpus: list[Gpu] = []
+
+    async def body() -> list[str]:
+        models, model = loaded_models(engine, lambda: gpus, tmp_path), moe(tmp_path)
+        chosen = []
+        try:
+            for free_bytes in (BUFFERS_BYTES + 768, 100 * GIB):
+                gpus[:] = [gpu(0, free_bytes)]
+                await models.load(model, lambda _: None)
+                (shown,) = models.snapshot()
+                chosen.append(shown.experts.chosen)
+                assert shown.pid is not None
+                os.kill(shown.pid, signal.SIGKILL)
+                await asyncio.to_thread(
+                    eventually, lambda: models.engine_client(model) is None, "its end to be seen"
+                )
+        finally:
+            await models.close()
+        return chosen
+
+    assert asyncio.run(body()) == ["pool", "stock"]
+    starts = [record.getMessage() for record in caplog.records if record.getMessage().startswith("engine_started")]
+    assert ["gpu_experts=pool" in starts[0], "gpu_experts=stock" in starts[1]] == [True, True]
