@@ -153,4 +153,6 @@ PEER = Peer(
     },
     # its process group of one needs no name of this machine
     environment={"GLOO_SOCKET_IFNAME": "lo"},
+    # Triton's kernels, which need the GPU
+    first_s=150.0,
 )

@@ -2,11 +2,13 @@
 
     pip download --no-deps --no-binary ik-llama-cpp-python ik-llama-cpp-python==0.1.5
     python benchmarks/peers/ik_build.py pack ik_llama_cpp_python-0.1.5.tar.gz ik.tar.xz
-    python benchmarks/peers/ik_build.py build ik.tar.xz DIRECTORY [--cpu-only] [--jobs 16]
+    python benchmarks/peers/ik_build.py build ik.tar.xz DIRECTORY [--cpu-only] [--jobs 16] \\
+        [--types iq4_nl,mxfp4] [--march sapphirerapids]
 
 `pack` keeps of the sdist what the two libraries and the bindings are made of. It edits lists of sources alone: matrix
 kernels of the weight types in TYPES, attention of head sizes 64 and 128 with a multiple of 8 query heads per key head.
-No line of a kernel changes, and no flag that speed depends on. `build` writes DIRECTORY/ik_llama_cpp with libraries.
+No line of a kernel changes, and no flag that speed depends on. `build` writes DIRECTORY/ik_llama_cpp with libraries,
+with --types for the weight types of one model and with --march for another machine's processor.
 Kernels left out become functions that say their name and abort, so a model that needs one cannot be mistimed.
 """
 
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = "ik_llama_cpp_python-0.1.5"
@@ -42,6 +44,7 @@ _LEFT_OUT = re.compile(
         "{mmq}", "|".join(TYPES)
     ).replace("{mmvq}", "|".join(name[:-1] + "K" if name.endswith("_k") else name for name in TYPES))
 )
+_INSTANCE = re.compile(r"mmv?q-instance-(\w+?)(?:_id)?\.cu")
 _HEAD_SIZES_LEFT_OUT = re.compile(rb"^DECL_FATTN_MMA_F16_CASE\((?!64,|128,).*\n", re.MULTILINE)
 
 
@@ -134,20 +137,51 @@ def link_cuda(folders: list[Path], out: Path) -> list[str]:
     headers = [folder / "include" for folder in folders if (folder / "include" / "cublas_v2.h").exists()]
     if not headers:
         raise SystemExit(f"expected include/cublas_v2.h below one of {', '.join(map(str, folders))}, found none")
-    # behind the toolkit's own headers, which come from the same release
-    return [f"CMAKE_LIBRARY_PATH={out}", f"CMAKE_BUILD_RPATH={out}", f"CMAKE_CUDA_FLAGS=-idirafter {headers[0]}"]
+    # behind the toolkit's own headers, which come from the same release; nvcc itself does not know the option
+    return [
+        f"CMAKE_LIBRARY_PATH={out}",
+        f"CMAKE_BUILD_RPATH={out}",
+        f"CMAKE_CUDA_FLAGS=-Xcompiler=-idirafter,{headers[0]}",
+    ]
 
 
-def build(archive: Path, directory: Path, cpu_only: bool, jobs: int, defines: list[str]) -> None:
+def keep_types(instances: Path, types: Sequence[str]) -> int:
+    """Remove the matrix kernels below `instances` of all weight types but `types`; how many files.
+
+    Raises SystemExit for a type that has none.
+    """
+    files = {file: match[1].lower() for file in instances.glob("*.cu") if (match := _INSTANCE.fullmatch(file.name))}
+    if missing := sorted(set(types) - set(files.values())):
+        raise SystemExit(
+            f"expected kernels of {', '.join(missing)} in {instances}, found {sorted(set(files.values()))}"
+        )
+    others = [file for file, name in files.items() if name not in types]
+    for file in others:
+        file.unlink()
+    return len(others)
+
+
+def processor(march: str) -> dict[str, str]:
+    """The cmake definitions for a processor by gcc's name; "native" is the one that compiles, as ik's users have it."""
+    if march == "native":
+        return {"GGML_NATIVE": "ON"}
+    flag = f"-march={march}"
+    return {"GGML_NATIVE": "OFF", "CMAKE_C_FLAGS": flag, "CMAKE_CXX_FLAGS": flag}
+
+
+def build(
+    archive: Path, directory: Path, cpu_only: bool, jobs: int, defines: list[str], types: Sequence[str], march: str
+) -> None:
     """Compile into DIRECTORY/ik_llama_cpp; needs cmake, ninja, gcc and, unless `cpu_only`, nvcc."""
     directory.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as source:
         source.extractall(directory, filter="data")
+    keep_types(directory / SOURCE / "ggml/src/ggml-cuda/template-instances", types)
     tree = directory / "build"
     tree.mkdir(exist_ok=True)
     options = {
         "CMAKE_BUILD_TYPE": "Release",
-        "GGML_NATIVE": "ON",
+        **processor(march),
         "GGML_CUDA": "OFF" if cpu_only else "ON",
         "GGML_IQK_FA_ALL_QUANTS": "OFF",
         "GGML_NCCL": "OFF",
@@ -197,6 +231,13 @@ def main() -> int:
     building.add_argument("directory", type=Path)
     building.add_argument("--cpu-only", action="store_true")
     building.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    building.add_argument("--march", default="native", help="gcc's name of the processor that will run it")
+    building.add_argument(
+        "--types",
+        type=lambda text: text.split(","),
+        default=(*TYPES, "mxfp4"),
+        help="weight types of the measured model",
+    )
     building.add_argument("--define", action="append", default=[], help="NAME=VALUE for cmake, as often as needed")
     arguments = parser.parse_args()
     if arguments.command == "pack":
@@ -208,6 +249,8 @@ def main() -> int:
             arguments.cpu_only,
             arguments.jobs,
             arguments.define,
+            arguments.types,
+            arguments.march,
         )
     return 0
 

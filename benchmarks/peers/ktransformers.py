@@ -10,16 +10,25 @@ from typing import Any
 
 from benchmarks.peers.protocol import ModelShape, Options, Peer, Tokens, Work
 
+_NEEDS = (
+    "it needs the wheels kt-kernel and sglang-kt 0.7.2 with torch 2.9.1, and the model as safetensors; "
+    "of a GGUF file it takes the CPU's experts alone"
+)
+
 
 class KTransformers:
     """One model in SGLang's offline engine; its radix cache keeps the context, so a request computes its new tokens.
 
-    Raises the first import error where a part is missing: kt-kernel is only the CPU's half and serves nothing alone.
+    Raises RuntimeError with the first import error where a part is missing: kt-kernel is only the CPU's half and
+    serves nothing alone.
     """
 
     def __init__(self, work: Work, options: Options) -> None:
-        importlib.import_module("kt_kernel")
-        sglang: Any = importlib.import_module("sglang")
+        try:
+            importlib.import_module("kt_kernel")
+            sglang: Any = importlib.import_module("sglang")
+        except ImportError as error:
+            raise RuntimeError(f"{error}: {_NEEDS}") from error
         self._engine = sglang.Engine(
             model_path=work.model,
             skip_tokenizer_init=True,

@@ -104,3 +104,5 @@ class Peer:
     choices: Mapping[str, tuple[Any, ...]]
     """Options tried one after another; the first of each is where the search starts."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    first_s: float = 0.0
+    """Seconds that its first run may take beyond the limit: what it compiles then and keeps."""

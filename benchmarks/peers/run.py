@@ -6,7 +6,8 @@
 Every setting runs in a process of its own with a time limit. RESULT.json has every setting that was tried, with its
 figures or the engine's own error; the table printed at the end has each engine's fastest setting within the memory.
 With --sessions that setting then replays recorded sessions, the turns that replay.py times with the same options; the
-totals of --replayed, its turns.jsonl, stand beside them.
+totals of --replayed, its turns.jsonl, stand beside them. With --first every engine runs so many settings and its
+sessions before any engine runs more; one that turns out faster later replays the sessions anew.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,25 +165,63 @@ def compare(
     report: Callable[[dict[str, list[Outcome]], Outcome], None],
     then: Callable[[str, Outcome], None] | None = None,
     then_s: float = 0.0,
+    first: int | None = None,
+    starts: Mapping[str, Options] | None = None,
 ) -> dict[str, list[Outcome]]:
     """Searches each peer in turn; none gets more than its share of the time that is left.
 
     then    what is done with the module of an engine and its best setting
     then_s  seconds of the share that are left to it
+    first   settings that each runs before any runs more; the others follow one by one, all engines in turn
+    starts  by module, what an engine is started with in place of the least memory
     """
     deadline = time.monotonic() + seconds
     results: dict[str, list[Outcome]] = {peer.name: [] for peer in peers.values()}
-    for i, (module, peer) in enumerate(peers.items()):
-        until = time.monotonic() + (deadline - time.monotonic()) / (len(peers) - i) - then_s
-        for outcome in search(peer, shape, budget_bytes, request, functools.partial(run, module), max_runs):
-            results[peer.name].append(outcome)
-            report(results, outcome)
-            if time.monotonic() > until:
-                break
-        fastest = best(results[peer.name], request, budget_bytes)
-        if then and fastest:
+    searches = {
+        module: search(
+            peer, shape, budget_bytes, request, functools.partial(run, module), max_runs, (starts or {}).get(module)
+        )
+        for module, peer in peers.items()
+    }
+    told: dict[str, Outcome] = {}
+
+    def advance(module: str) -> bool:
+        """Run one more setting of an engine; whether there was one."""
+        outcome = next(searches[module], None)
+        if outcome is None:
+            return False
+        results[outcome.peer].append(outcome)
+        report(results, outcome)
+        return True
+
+    def tell(module: str) -> None:
+        fastest = best(results[peers[module].name], request, budget_bytes)
+        if then and fastest and fastest is not told.get(module):
+            told[module] = fastest
             then(module, fastest)
+
+    for i, module in enumerate(peers):
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(peers) - i) - then_s
+        for _ in range(max_runs if first is None else first):
+            if not advance(module) or time.monotonic() > until:
+                break
+        tell(module)
+    left = [] if first is None else list(peers)
+    while left and time.monotonic() < deadline - then_s:
+        module = left.pop(0)
+        if advance(module):
+            tell(module)
+            left.append(module)
     return results
+
+
+def keep_longest(replays: list[Replayed], new: Replayed) -> None:
+    """Add a replay in place of the engine's earlier one, unless that came further before its time ran out."""
+    before = next((item for item in replays if item.engine == new.engine), None)
+    if before is None:
+        replays.append(new)
+    elif len(new.totals()) >= len(before.totals()):
+        replays[replays.index(before)] = new
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -207,6 +246,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--request", type=_numbers, default=(511, 100), help="new and output tokens that decide")
     parser.add_argument("--runs", type=int, default=16, help="settings of each engine at most")
+    parser.add_argument("--first", type=int, help="settings of each before any engine runs more of them")
+    parser.add_argument("--starts", type=Path, help="JSON: by module, options known to be good, which are run first")
     parser.add_argument("--run-seconds", type=float, default=150.0)
     parser.add_argument("--seconds", type=float, default=3600.0, help="for all engines together")
     parser.add_argument("--sessions", type=Path, help="a trace file whose held-out sessions are replayed")
@@ -241,7 +282,12 @@ def main() -> int:
     if a.freetoken_kernels:
         environment["FREETOKEN_KERNEL_CACHE_DIR"] = str(a.freetoken_kernels.resolve())
 
+    begun: set[str] = set()
+
     def run(module: str, options: Options, work: Work = work, seconds: float = a.run_seconds) -> Outcome:
+        if module not in begun:
+            begun.add(module)
+            seconds += peers[module].first_s
         own = dict(environment)
         if a.site and module in ("freetoken", "ktransformers"):
             own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(a.site.resolve()), own.get("PYTHONPATH"))))
@@ -274,7 +320,7 @@ def main() -> int:
         def replay(module: str, fastest: Outcome) -> None:
             outcome = run(module, fastest.options, replaying, a.replay_seconds)
             turns = (outcome.figures or {}).get("sessions", {})
-            replays.append(Replayed(fastest.peer, fastest.options, turns, outcome.error))
+            keep_longest(replays, Replayed(fastest.peer, fastest.options, turns, outcome.error))
             done = sum(map(len, turns.values()))
             print(f"{fastest.peer}: {done} turns replayed ({outcome.wall_s} s)", flush=True)
             write()
@@ -288,7 +334,11 @@ def main() -> int:
             longest = max(session.tokens for session in sessions)
             replaying = dataclasses.replace(work, sessions=str(file), session_tokens=longest)
         then, then_s = (replay, a.replay_seconds) if a.sessions else (None, 0.0)
-        results = compare(peers, shape, budget_bytes, request, run, a.runs, a.seconds, report, then, then_s)
+        starts = json.loads(a.starts.read_text(encoding="utf-8")) if a.starts else {}
+        seconds = ends_at - time.monotonic()
+        results = compare(
+            peers, shape, budget_bytes, request, run, a.runs, seconds, report, then, then_s, a.first, starts
+        )
     print("\n" + table(results, request, budget_bytes, work.lengths))
     if a.sessions:
         others = totals_of_replay(a.replayed) if a.replayed else {}

@@ -1,7 +1,8 @@
 """The best setting of one engine in a given amount of GPU memory, found by running it.
 
 First the setting with the least GPU memory says what the engine needs besides experts; then as many experts as fit go
-to the GPU; then each option is changed alone, in turn, and kept when the request got faster (coordinate descent).
+to the GPU; then each option is changed alone, in turn, and kept when the request got faster (coordinate descent). A
+setting known to be good can take the place of the first.
 """
 
 from __future__ import annotations
@@ -56,8 +57,12 @@ def search(
     request: Request,
     run: Callable[[Options], Outcome],
     max_runs: int,
+    start: Options | None = None,
 ) -> Iterator[Outcome]:
-    """Yields every outcome, in the order they ran; at most `max_runs`."""
+    """Yields every outcome, in the order they ran; at most `max_runs`.
+
+    start   options known to be good, which are run first in place of the least memory
+    """
     seen: list[Outcome] = []
 
     def tried(options: Options) -> bool:
@@ -80,8 +85,7 @@ def search(
             yield from once(options)
             outcome = seen[-1]
 
-    start = {name: values[0] for name, values in peer.choices.items()} | peer.least(shape)
-    yield from once(start)
+    yield from once({name: values[0] for name, values in peer.choices.items()} | peer.least(shape) | (start or {}))
     if seen and seen[-1].figures is not None:
         yield from fit(seen[-1])
     for name, values in peer.choices.items():

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.ik_build import ROOT, SOURCE, edited, kept, link_cuda, missing_functions, pack, stub_source
+from benchmarks.peers.ik_build import (
+    ROOT,
+    SOURCE,
+    edited,
+    keep_types,
+    kept,
+    link_cuda,
+    missing_functions,
+    pack,
+    processor,
+    stub_source,
+)
 
 CUDA = f"{SOURCE}/ggml/src/ggml-cuda"
 
@@ -111,7 +122,33 @@ def test_parts_that_a_toolkit_lacks_are_found_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "libcublas.so").resolve() == wheel / "lib" / "libcublas.so.13"
     assert (tmp_path / "out" / "libcublas.so.13").exists()
     assert (tmp_path / "out" / "libcuda.so").resolve() == driver / "lib64" / "libcuda.so.1"
-    assert f"CMAKE_CUDA_FLAGS=-idirafter {wheel / 'include'}" in defines
+    flags = next(define for define in defines if define.startswith("CMAKE_CUDA_FLAGS=")).partition("=")[2]
+    assert flags.endswith(str(wheel / "include"))
+    # nvcc takes a word without a dash, and what follows an option that it does not know, for a file to compile
+    assert flags.split() == [flags]
+    assert flags.startswith("-Xcompiler=-idirafter,")
+
+
+def test_matrix_kernels_of_other_weight_types_are_not_compiled(tmp_path: Path) -> None:
+    names = ("mmq-instance-iq4_nl.cu", "mmq-instance-iq4_nl_id.cu", "mmvq-instance-mxfp4.cu", "mmvq-instance-q4_K.cu")
+    for name in (*names, "fattn-vec-f32-instance-hs64-f16-f16.cu"):
+        (tmp_path / name).touch()
+
+    with pytest.raises(SystemExit, match=r"expected kernels of q9 in .*found \['iq4_nl', 'mxfp4', 'q4_k'\]"):
+        keep_types(tmp_path, ["q9", "mxfp4"])
+
+    assert keep_types(tmp_path, ["iq4_nl", "mxfp4"]) == 1
+    assert not (tmp_path / "mmvq-instance-q4_K.cu").exists()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_another_processor_is_named_to_the_compilers_of_both_languages() -> None:
+    assert processor("native") == {"GGML_NATIVE": "ON"}
+    assert processor("sapphirerapids") == {
+        "GGML_NATIVE": "OFF",
+        "CMAKE_C_FLAGS": "-march=sapphirerapids",
+        "CMAKE_CXX_FLAGS": "-march=sapphirerapids",
+    }
 
 
 def test_what_is_nowhere_is_named(tmp_path: Path) -> None:

@@ -157,20 +157,38 @@ def test_ktransformers_gpu_experts_are_counted_per_layer(used: int, experts: int
     assert options["kt_num_gpu_experts"] == experts
 
 
-def test_kernels_are_packaged_where_the_engine_will_look(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "specs"), [([], None), (["--widths", "1024"], ["freetoken__store_1024_1"])])
+def test_kernels_are_packaged_where_the_engine_will_look(
+    tmp_path: Path, options: list[str], specs: list[str] | None
+) -> None:
     environment = freetoken_site(tmp_path)
-    packager = (
-        "def compile_and_package_kernels(*, out_dir, build_dir, verbose, clean):\n    return [out_dir + '/k.so']\n"
-    )
+    packager = """
+from types import SimpleNamespace
+def default_kernel_specs():
+    return [SimpleNamespace(name=f"freetoken__store_{width}_1") for width in (512, 1024)]
+def compile_and_package_kernels(*, out_dir, build_dir, specs, verbose, clean):
+    return [out_dir + "/k.so", specs]
+"""
     (tmp_path / "freetoken" / "kernel").mkdir()
     (tmp_path / "freetoken" / "kernel" / "aot.py").write_text(packager, encoding="utf-8")
 
     child = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers.freetoken_kernels", "out"],
+        [sys.executable, "-m", "benchmarks.peers.freetoken_kernels", "out", *options],
         cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
 
-    assert (child.returncode, child.stdout) == (0, "out/k.so\n"), json.dumps(child.stderr)
+    assert (child.returncode, child.stdout) == (0, f"out/k.so\n{specs}\n"), json.dumps(child.stderr)
+
+
+def test_modules_of_other_models_are_not_compiled_and_the_longest_comes_first() -> None:
+    from benchmarks.peers.freetoken_kernels import needed
+
+    wanted = ["store_1024_128_1_false", "index_8192_4_128_1_false", "fast_index_copy_update_flag"]
+    wanted += ["fast_index_copy_multi_1024_8", "batch_memcpy", "radix"]
+    others = ["store_512_128_1_false", "index_4096_4_128_1_false", "fast_index_copy_2048_16_2048_1024_4_1"]
+    names = [f"freetoken__{name}" for name in (*others, *wanted, "ggml")]
+
+    assert needed(names, [1024, 8192]) == ["freetoken__ggml", *(f"freetoken__{name}" for name in wanted)]
 
 
 def test_matrix_kernels_of_other_types_are_left_out_by_name(tmp_path: Path) -> None:
@@ -184,6 +202,14 @@ def test_matrix_kernels_of_other_types_are_left_out_by_name(tmp_path: Path) -> N
     }
     for name, text in sources.items():
         (folder / f"mmq-instance-{name}.cu").write_text(f'#include "../mmq.cuh"\n\n{text}', encoding="utf-8")
+    vectors = folder.parent / "mmvq.cu"
+    cases = {
+        name: f"        case {name}:\n            mul_mat_vec_q_switch_ncols_dst<{name}>\n"
+        "                (vx, vy);\n            break;\n"
+        for name in ("GGML_TYPE_NVFP4", "GGML_TYPE_MXFP4", "GGML_TYPE_Q4_K")
+    }
+    others = "        case GGML_TYPE_NVFP4:   return 4;\n"
+    vectors.write_text(others + "".join(cases.values()), encoding="utf-8")
     with pytest.raises(SystemExit, match="expected kernels of q9"):
         keep_types(tmp_path, ["q9"])
 
@@ -194,3 +220,9 @@ def test_matrix_kernels_of_other_types_are_left_out_by_name(tmp_path: Path) -> N
     assert "mmq.cuh" not in other
     assert other.count("left out of this build: GGML_TYPE_NVFP4") == 2
     assert "mul_mat_q_case<GGML_TYPE_NVFP4, GGML_PREC_Q4>" in other
+    left = vectors.read_text(encoding="utf-8")
+    assert left.startswith(others)
+    assert cases["GGML_TYPE_MXFP4"] in left
+    assert left.count("mul_mat_vec_q_switch_ncols_dst") == 1
+    for name in ("GGML_TYPE_NVFP4", "GGML_TYPE_Q4_K"):
+        assert f'        case {name}: GGML_ABORT("left out of this build: {name}");\n' in left

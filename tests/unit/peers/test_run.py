@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.measure import peer_named
-from benchmarks.peers.protocol import Work
-from benchmarks.peers.run import compare, line_of, run_setting, shape_of, table
+from benchmarks.peers.protocol import Options, Work
+from benchmarks.peers.run import compare, keep_longest, line_of, run_setting, shape_of, table
 from benchmarks.peers.search import Outcome, Request
+from benchmarks.peers.sessions import Replayed
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.models import bundled_file
 from tests.fakes import gguf
@@ -30,7 +32,11 @@ def test_what_could_not_run_is_recorded_in_its_own_words() -> None:
 
     assert outcome.figures is None
     assert outcome.error.startswith("exit status 1\n")
-    assert outcome.error.endswith("ModuleNotFoundError: No module named 'kt_kernel'")
+    assert "ModuleNotFoundError: No module named 'kt_kernel'" in outcome.error
+    # the last line is what the table has
+    said = outcome.error.splitlines()[-1]
+    assert said.startswith("RuntimeError: No module named 'kt_kernel': it needs the wheels kt-kernel and sglang-kt")
+    assert said.endswith("of a GGUF file it takes the CPU's experts alone")
     assert outcome.peer == "KTransformers"
 
 
@@ -104,6 +110,52 @@ def test_every_outcome_is_reported_as_it_comes() -> None:
 
     assert seen == [1, 2, 3]
     assert len(results["formula"]) == 3
+
+
+def test_every_engine_replays_before_any_runs_more_and_anew_when_it_got_faster() -> None:
+    events: list[str] = []
+
+    def run(module: str, options: Options) -> Outcome:
+        events.append(f"{module} runs {options['n-cpu-moe']} {options['batch']}")
+        return dataclasses.replace(formula(options), peer=module)
+
+    def then(module: str, fastest: Outcome) -> None:
+        events.append(f"{module} replays {fastest.options['n-cpu-moe']} {fastest.options['batch']}")
+
+    peers = {name: dataclasses.replace(PEER, name=name) for name in ("a", "b")}
+    compare(
+        peers, SHAPE, 12 * GIB, REQUEST, run, 3, 600.0, lambda *_: None, then, 0.0, 1,
+        {"a": {"n-cpu-moe": 6, "batch": 512}, "b": {"n-cpu-moe": 4, "batch": 64}},
+    )  # fmt: skip
+
+    assert events[:4] == ["a runs 6 512", "a replays 6 512", "b runs 4 64", "b replays 4 64"]
+    assert events[4:6] == ["a runs 4 512", "a replays 4 512"]
+    # what was not faster is not replayed, and none runs more than it may
+    assert [event for event in events[6:] if "replays" in event] == []
+    assert sum("runs" in event for event in events) == 6
+
+
+def test_a_replay_that_time_ran_out_on_does_not_take_the_place_of_a_longer_one() -> None:
+    turn = {"total_ms": 1.0}
+    whole, faster, cut = (Replayed("a", {"n": n}, {"s": [turn] * turns}) for n, turns in ((1, 2), (2, 2), (3, 1)))
+    replays: list[Replayed] = []
+
+    for item in (whole, Replayed("b", {}, {}), faster, cut):
+        keep_longest(replays, item)
+
+    assert replays == [faster, Replayed("b", {}, {})]
+
+
+def test_no_setting_is_begun_that_leaves_no_time_to_replay_it() -> None:
+    runs: list[Options] = []
+
+    def run(_: str, options: Options) -> Outcome:
+        runs.append(options)
+        return formula(options)
+
+    compare({"formula": PEER}, SHAPE, 12 * GIB, REQUEST, run, 9, 50.0, lambda *_: None, None, 60.0, 1)
+
+    assert len(runs) == 1
 
 
 @pytest.mark.engine

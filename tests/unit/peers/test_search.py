@@ -55,6 +55,15 @@ def test_each_option_is_changed_alone_and_kept_when_the_request_got_faster() -> 
     assert len(outcomes) == len({str(sorted(o.options.items())) for o in outcomes})
 
 
+def test_a_setting_known_to_be_good_is_run_first_and_fitted_from_there() -> None:
+    outcomes = list(search(PEER, SHAPE, 12 * GIB, REQUEST, formula, max_runs=2, start={"n-cpu-moe": 4, "batch": 64}))
+
+    assert [o.options for o in outcomes] == [
+        {"locked": True, "batch": 64, "n-cpu-moe": 4},
+        {"locked": False, "batch": 64, "n-cpu-moe": 4},
+    ]
+
+
 def test_a_setting_above_the_memory_is_never_the_best() -> None:
     def misjudged(options: Options) -> Outcome:
         outcome = formula(options)
