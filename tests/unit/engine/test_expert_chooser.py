@@ -187,9 +187,7 @@ def test_after_a_crash_the_placement_is_chosen_by_what_is_free_then(
                 chosen.append(shown.experts.chosen)
                 assert shown.pid is not None
                 os.kill(shown.pid, signal.SIGKILL)
-                await asyncio.to_thread(
-                    eventually, lambda: models.engine_client(model) is None, "its end to be seen"
-                )
+                await asyncio.to_thread(eventually, lambda: models.engine_client(model) is None, "its end to be seen")
         finally:
             await models.close()
         return chosen
