@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ostinatod import bindings_abi
 from ostinatod.bindings import ABI_VERSION, LLAMA_CPP_COMMIT, check_abi
 from ostinatod.errors import AbiMismatch
 from ostinatod.installer.engine_build import EngineBuild
@@ -64,6 +65,50 @@ def test_a_library_that_differs_is_refused_with_both_sides(other: Any, said: str
 
 def test_the_header_and_the_bindings_name_the_same_abi() -> None:
     assert f"#define OSTINATO_ABI_VERSION {ABI_VERSION}\n" in HEADER.read_text()
+
+
+C_TYPES: dict[str, Any] = {
+    "bool": ctypes.c_bool,
+    "char": ctypes.c_char,
+    "const char *": ctypes.c_char_p,
+    "double": ctypes.c_double,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+}
+
+
+def members_in_header(name: str) -> list[tuple[str, Any]]:
+    """Names and types of a structure's members, as ctypes has them."""
+    text = HEADER.read_text(encoding="utf-8")
+    sizes = dict(re.findall(r"#define (\w+) (\d+)\n", text))
+    body = re.search(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    assert body, name
+    found = []
+    for line in body[1].splitlines():
+        member = re.match(r"\s*(.+?)\s*(\w+)(?:\[(\w+)\])?;", line)
+        assert member, line
+        kind = ctypes.c_int if member[1].startswith("enum ") else C_TYPES[member[1]]
+        if member[3]:
+            kind = kind * int(sizes.get(member[3], member[3]))
+        found.append((member[2], kind))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("structure", "mirror"),
+    [
+        ("ostinato_route_shape", bindings_abi.RouteShape),
+        ("ostinato_config", bindings_abi.Config),
+        ("ostinato_device_status", bindings_abi.DeviceStatus),
+        ("ostinato_decode_times", bindings_abi.DecodeTimes),
+        ("ostinato_residency_facts", bindings_abi.ResidencyFacts),
+        ("ostinato_residency_status", bindings_abi.ResidencyStatus),
+    ],
+)
+def test_structures_have_the_header_s_members_in_its_order(structure: str, mirror: type[ctypes.Structure]) -> None:
+    assert list(mirror._fields_) == members_in_header(structure)
 
 
 @pytest.mark.parametrize(("given", "loads"), [({}, "EAGER"), ({"CUDA_MODULE_LOADING": "LAZY"}, "LAZY")])
