@@ -156,8 +156,8 @@ static inline __m512i model_slli_epi32(model512 v, int n) {
     return each_32([&](int i) { return v.u32[i] << n; });
 }
 
-static inline __m512i model_mask_sllv_epi32(model512 otherwise, int mask, model512 v, model512 n) {
-    return each_32([&](int i) { return mask >> i & 1 ? v.u32[i] << n.u32[i] : otherwise.u32[i]; });
+static inline __m512i model_add_epi32(model512 a, model512 b) {
+    return each_32([&](int i) { return a.u32[i] + b.u32[i]; });
 }
 
 static inline __m512i model_sub_epi32(model512 a, model512 b) {
@@ -168,12 +168,8 @@ static inline __m512i model_mullo_epi32(model512 a, model512 b) {
     return each_32([&](int i) { return a.u32[i]*b.u32[i]; });
 }
 
-static inline int model_cmplt_epi32_mask(model512 a, model512 b) {
-    int mask = 0;
-    for (int i = 0; i < 16; ++i) {
-        mask |= (a.s32[i] < b.s32[i]) << i;
-    }
-    return mask;
+static inline __m512i model_max_epi32(model512 a, model512 b) {
+    return each_32([&](int i) { return a.s32[i] > b.s32[i] ? a.s32[i] : b.s32[i]; });
 }
 
 static inline __m512i model_dpbusd_epi32(model512 sum, model512 a, model512 b) {
@@ -318,10 +314,10 @@ static inline float model_reduce_add_ps(model512 v) {
 #define _mm512_permutexvar_ps model_permutexvar_ps
 #define _mm512_and_si512 model_and_si512
 #define _mm512_slli_epi32 model_slli_epi32
-#define _mm512_mask_sllv_epi32 model_mask_sllv_epi32
+#define _mm512_add_epi32 model_add_epi32
 #define _mm512_sub_epi32 model_sub_epi32
 #define _mm512_mullo_epi32 model_mullo_epi32
-#define _mm512_cmplt_epi32_mask model_cmplt_epi32_mask
+#define _mm512_max_epi32 model_max_epi32
 #define _mm512_dpbusd_epi32 model_dpbusd_epi32
 #define _mm512_dpwssd_epi32 model_dpwssd_epi32
 #define _mm512_maddubs_epi16 model_maddubs_epi16

@@ -24,6 +24,7 @@ static constexpr int64_t SPLIT_BLOCK = 32;
 static inline void prefetch(const char *, size_t) {}
 
 #define OSTINATO_AVX512
+#define OSTINATO_AVX2
 #include "ostinato/row-dots.h"
 
 namespace {

@@ -2,9 +2,11 @@
 // whose speed is this code's as much as the memory's: the fewer operations per column the better.
 //
 // Included by row-kernels.cpp, with SPLIT_BLOCK, prefetch() and OSTINATO_AVX512 defined, and by tests/row_dots.cpp, which has the processor's part in
-// software. No includes.
+// software. No other includes.
 
 #pragma once
+
+#include "ostinato/q4-k-factors.h"
 
 // The low six bits of a byte choose from 64 entries: sixteen values of a nibble, whatever is above it.
 OSTINATO_AVX512 static inline __m512i each_nibble_of_pair(const uint8_t * a, const uint8_t * b) {
@@ -26,9 +28,9 @@ struct codes_mxfp4 {
 
     OSTINATO_AVX512 static inline __m512 scales(__m512i heads) { // half of 2^(e - 127)
         const __m512i e = _mm512_and_si512(heads, _mm512_set1_epi32(0xff));
-        const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
-        const __mmask16 is_small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
-        return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, is_small, _mm512_set1_epi32(0x00200000), e));
+        const __m512i denormal = _mm512_slli_epi32(_mm512_add_epi32(e, _mm512_set1_epi32(1)), 21); // the larger one where e is 0 or 1
+        const __m512i normal   = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+        return _mm512_castsi512_ps(_mm512_max_epi32(normal, denormal));
     }
 };
 
@@ -109,17 +111,6 @@ OSTINATO_AVX512 static inline void dot_nibbles(int64_t n, float * out, const cha
     for (int i = 0; i < M; ++i) {
         out[i] = _mm512_reduce_add_ps(sum[i]);
     }
-}
-
-// The eight scales of six bits of a Q4_K block, then its eight mins, a byte each.
-OSTINATO_AVX512 static inline __m128i scales_and_mins(const block_q4_K & block) {
-    const __m128i v = _mm_loadu_si128((const __m128i *) &block); // d, dmin, twelve bytes
-    // 0..3 and 8..11: low six bits. 4..7: low four bits of the last bytes, 12..15: their high ones, each below two high bits of the first bytes.
-    const __m128i low  = _mm_shuffle_epi8(v, _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
-    const __m128i high = _mm_shuffle_epi8(v, _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11));
-    const __m128i moved = _mm_blend_epi32(low, _mm_srli_epi16(low, 4), 0x8);
-    const __m128i kept  = _mm_and_si128(moved, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
-    return _mm_or_si128(kept, _mm_and_si128(_mm_srli_epi16(high, 2), _mm_set1_epi8(0x30)));
 }
 
 template <int M>

@@ -68,19 +68,6 @@ struct e8m0_table {
 
 static const e8m0_table E8M0;
 
-// Eight scales of six bits, then eight mins, a byte each.
-static inline void unpack_q4_K_scales(const uint8_t * scales, uint8_t * unpacked) {
-    uint32_t u[4];
-    memcpy(u, scales, 12);
-    const uint32_t high = u[1] & 0xc0c0c0c0u;
-    u[3] = ((u[2] >> 4) & 0x0f0f0f0fu) | (high >> 2);
-    const uint32_t mins_low = u[1] & 0x3f3f3f3fu;
-    u[1] = (u[2] & 0x0f0f0f0fu) | ((u[0] & 0xc0c0c0c0u) >> 2);
-    u[2] = mins_low;
-    u[0] &= 0x3f3f3f3fu;
-    memcpy(unpacked, u, sizeof(u));
-}
-
 static inline int32_t dword_at(const void * data) {
     int32_t v;
     memcpy(&v, data, sizeof(v));

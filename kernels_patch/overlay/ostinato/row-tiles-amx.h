@@ -162,18 +162,23 @@ OSTINATO_AMX_TARGET static inline floats to_floats(const ints & v) {
 
 // Blocks of 32 columns: each writes a block's codes and returns the rows' scales. `offsets`: of the 16 rows.
 
+// Codes of four bits, each of which stands for one of 16 values.
+OSTINATO_AMX_TARGET static inline void decode_nibbles(const char * qs, size_t row_bytes, const int8_t * value_of, ints * codes) {
+    const ints values = machine::repeat(value_of);
+    ints dwords[4];
+    machine::transpose_rows(qs, row_bytes, dwords);
+    for (int d = 0; d < 4; ++d) {
+        codes[d]     = machine::look_up(values, dwords[d]);
+        codes[4 + d] = machine::look_up(values, dwords[d] >> 4);
+    }
+}
+
 struct mxfp4_blocks {
     using block = block_mxfp4;
 
     OSTINATO_AMX_TARGET static inline floats decode(const char * w, size_t row_bytes, const ints & offsets, ints * codes) {
         static constexpr int8_t VALUES[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
-        const ints values = machine::repeat(VALUES);
-        ints dwords[4];
-        machine::transpose_rows(w + offsetof(block, qs), row_bytes, dwords);
-        for (int d = 0; d < 4; ++d) {
-            codes[d]     = machine::look_up(values, dwords[d]);
-            codes[4 + d] = machine::look_up(values, dwords[d] >> 4);
-        }
+        decode_nibbles(w + offsetof(block, qs), row_bytes, VALUES, codes);
         return halved_e8m0(machine::gather(w + offsetof(block, e), offsets));
     }
 };
@@ -183,13 +188,7 @@ struct q4_0_blocks {
 
     OSTINATO_AMX_TARGET static inline floats decode(const char * w, size_t row_bytes, const ints & offsets, ints * codes) {
         static constexpr int8_t VALUES[16] = { -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7 };
-        const ints values = machine::repeat(VALUES);
-        ints dwords[4];
-        machine::transpose_rows(w + offsetof(block, qs), row_bytes, dwords);
-        for (int d = 0; d < 4; ++d) {
-            codes[d]     = machine::look_up(values, dwords[d]);
-            codes[4 + d] = machine::look_up(values, dwords[d] >> 4);
-        }
+        decode_nibbles(w + offsetof(block, qs), row_bytes, VALUES, codes);
         return machine::from_f16(machine::gather(w + offsetof(block, d), offsets));
     }
 };
@@ -351,7 +350,7 @@ private:
         const ints halves = machine::gather(block + offsetof(block_q4_K, d), this->offsets);
         scale_w = machine::from_f16(halves);
         min_w   = machine::from_f16(halves >> 16);
-        ints u[3]; // see unpack_q4_K_scales
+        ints u[3]; // see scales_and_mins, q4-k-factors.h
         for (int d = 0; d < 3; ++d) {
             u[d] = machine::gather(block + offsetof(block_q4_K, scales) + 4*d, this->offsets);
         }

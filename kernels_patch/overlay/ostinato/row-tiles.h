@@ -234,9 +234,7 @@ OSTINATO_TILES_TARGET static inline void q4_K_rows(
         alignas(32) uint16_t d[ROWS];
         alignas(32) uint16_t dmin[ROWS];
         for (int r = 0; r < ROWS; ++r) {
-            uint8_t u[16];
-            unpack_q4_K_scales(block(r).scales, u);
-            factors[r] = _mm_loadu_si128((const __m128i *) u);
+            factors[r] = scales_and_mins(block(r));
             d[r]    = block(r).d;
             dmin[r] = block(r).dmin;
         }
