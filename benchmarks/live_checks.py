@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from live_chat import Answer, Message, ask, prompts, recorded_conversations
@@ -22,6 +21,8 @@ from live_steps import CheckFailed, check
 
 from ostinatod.engine.gpu_experts import RESERVE_BYTES
 from ostinatod.machine.gpus import list_gpus
+
+T = TypeVar("T")
 
 MIB = 1024**2
 GIB = 1024**3
@@ -128,16 +129,7 @@ class Live:
 
     def pool_by_itself(self) -> str:
         """While another program has the GPUs' memory, a model that does not fit whole has an expert pool."""
-        if self.on_gpu:
-            with ballast(self._too_little_bytes(), self.host.environment) as release:
-                loading = threading.Thread(target=self.host.cli, args=("load", self.name), daemon=True)
-                loading.start()
-                # It has chosen once it is listed. The memory is given back then: the pool's size is set, not measured.
-                eventually(lambda: self.host.get("/ostinato/status")["models"] or not loading.is_alive())
-                release()
-                loading.join()
-        else:
-            self.host.cli("load", self.name)
+        self._with_little_memory(lambda: self.host.cli("load", self.name), self._pids)
         return self._has_pool()
 
     def pool_when_asked_for(self) -> str:
@@ -231,14 +223,10 @@ class Live:
         question: list[Message] = [{"role": "user", "content": "Count to a thousand."}]
         broken = ask(self.host.http, self.name, question, "killed", tokens=LONG_ANSWER_TOKENS, seen=kill_in_time)
         check(broken.error and broken.status == 200, "an error within the stream", broken)
-        with ThreadPoolExecutor(1) as beside, ExitStack() as until_started:
-            # A new engine is placed by the memory that is free when it starts, as the one before was.
-            if self.on_gpu:
-                until_started.enter_context(ballast(self._too_little_bytes(), self.host.environment))
-            asked = beside.submit(ask, self.host.http, self.name, question, "killed")
-            eventually(lambda: asked.done() or self._pids() - {pid, None})
-            until_started.close()
-            answer = asked.result()
+        # A new engine is placed by the memory that is free when it starts, as the one before was.
+        answer = self._with_little_memory(
+            lambda: ask(self.host.http, self.name, question, "killed"), lambda: self._pids() - {pid}
+        )
         check(answer.error is None and answer.text, "an answer of a new engine", answer.error)
         model = self.host.model(self.name)
         self.found["after_kill"] = {"broken": broken.as_json(), "answer": answer.as_json(), "model": model}
@@ -247,9 +235,22 @@ class Live:
         check(again["hot_experts"] == placed["hot_experts"], f"the placement {placed}", again)
         return f"told: {broken.error!r}; the next answer came after {answer.total_ms:.0f} ms"
 
-    def _pids(self) -> set[int | None]:
-        """Of the engines that the daemon has now."""
-        return {model["pid"] for model in self.host.get("/ostinato/status")["models"]}
+    def _with_little_memory(self, start: Callable[[], T], has_started: Callable[[], object]) -> T:
+        """What `start` returns. Another program has the GPUs' memory until an engine has started.
+
+        Experts have been placed then. The memory is given back: a pool's size is set, not measured.
+        """
+        with ThreadPoolExecutor(1) as beside, ExitStack() as until_started:
+            if self.on_gpu:
+                until_started.enter_context(ballast(self._too_little_bytes(), self.host.environment))
+            working = beside.submit(start)
+            eventually(lambda: working.done() or has_started())
+            until_started.close()
+            return working.result()
+
+    def _pids(self) -> set[int]:
+        """Of the engines that run now."""
+        return {model["pid"] for model in self.host.get("/ostinato/status")["models"]} - {None}
 
     def ends(self) -> str:
         """Nothing is left: no process, and the GPUs' memory is free again."""

@@ -181,8 +181,8 @@ def host(folder: Path, cache: Path) -> Iterator[Host]:
 
 
 @contextmanager
-def ballast(leave_bytes: Sequence[int], environment: Mapping[str, str]) -> Iterator[Callable[[], None]]:
-    """GPU memory taken by another program but for so much of each GPU, until what is yielded is called."""
+def ballast(leave_bytes: Sequence[int], environment: Mapping[str, str]) -> Iterator[None]:
+    """GPU memory taken by another program but for so much of each GPU."""
     command = [sys.executable, str(BALLAST), *map(str, leave_bytes)]
     # CUDA's own order would be by speed, the driver's is by place.
     ordered = {**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -190,11 +190,7 @@ def ballast(leave_bytes: Sequence[int], environment: Mapping[str, str]) -> Itera
         try:
             assert process.stdout is not None
             check(process.stdout.readline(), "the GPUs to be filled", "a program that ended")
-
-            def release() -> None:
-                process.communicate(timeout=STOP_S)
-
-            yield release
+            yield
         finally:
             process.kill()
 

@@ -121,22 +121,9 @@ class Bindings:
             "ostinato_get_residency_status", ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(abi.ResidencyStatus)
         )
 
-        self._device_status = declare(
-            "ostinato_get_device_status",
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.POINTER(abi.DeviceStatus),
-            ctypes.c_size_t,
-            ctypes.POINTER(ctypes.c_size_t),
-        )
-        self._decode_times = declare(
-            "ostinato_get_decode_times",
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.POINTER(abi.DecodeTimes),
-            ctypes.c_size_t,
-            ctypes.POINTER(ctypes.c_size_t),
-        )
+        listing = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t))
+        self._device_status = declare("ostinato_get_device_status", ctypes.c_int, *listing)
+        self._decode_times = declare("ostinato_get_decode_times", ctypes.c_int, *listing)
 
     def start(self, takes: Callable[[str], bool] = lambda _: False) -> None:
         """Start llama.cpp's backends in this process. Of its log only errors go to stderr, but for pieces of text that
@@ -262,25 +249,25 @@ class Bindings:
 
     def device_status(self, model: int) -> list[DeviceStatus]:
         """The devices of a model whose experts are divided between two branches; none where they are not."""
-        found = ctypes.c_size_t()
-        self._check(self._device_status(model, None, 0, ctypes.byref(found)))
-        devices = (abi.DeviceStatus * found.value)()
-        self._check(self._device_status(model, devices, found.value, ctypes.byref(found)))
         return [
             DeviceStatus(d.name.decode(), *(getattr(d, name) for name, _ in abi.DeviceStatus._fields_[1:]))
-            for d in devices
+            for d in self._listed(self._device_status, model, abi.DeviceStatus)
         ]
 
     def decode_times(self, model: int) -> list[LayerTimes]:
         """What the CPU branch has taken for decode steps of one token, of each layer on a GPU."""
-        found = ctypes.c_size_t()
-        self._check(self._decode_times(model, None, 0, ctypes.byref(found)))
-        layers = (abi.DecodeTimes * found.value)()
-        self._check(self._decode_times(model, layers, found.value, ctypes.byref(found)))
         return [
             LayerTimes(times.il, times.expert_bytes, tuple(times.steps), tuple(ns / 1e6 for ns in times.ns))
-            for times in layers
+            for times in self._listed(self._decode_times, model, abi.DecodeTimes)
         ]
+
+    def _listed(self, function: Any, model: int, structure: Any) -> Any:
+        """An array of all structures that a function of the library has for a model; it tells their number first."""
+        found = ctypes.c_size_t()
+        self._check(function(model, None, 0, ctypes.byref(found)))
+        items = (structure * found.value)()
+        self._check(function(model, items, found.value, ctypes.byref(found)))
+        return items
 
     def _check(self, status: int) -> None:
         if status != 0:

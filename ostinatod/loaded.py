@@ -269,9 +269,8 @@ class LoadedModels:
             resident = self._residents.get(_key(record))
             if resident is None:
                 build = await asyncio.to_thread(self._find_build)
-                residency = await asyncio.to_thread(self._residency_file, record)
                 prompts = await asyncio.to_thread(self.prompts.folder, record)
-                experts = await asyncio.to_thread(self._expert_chooser.choose, record, build.backend)
+                residency, experts = await self._placement(record, build)
                 resident = self._residents.get(_key(record)) or self._create(record, build, residency, prompts, experts)
             if not resident.leaving:
                 break
@@ -283,6 +282,11 @@ class LoadedModels:
         resident.idle_since_s = None
         self._stop_timer(resident)
         return resident
+
+    async def _placement(self, record: ModelRecord, build: EngineBuild) -> tuple[Path | None, ExpertChoice]:
+        """The residency file, and where the experts are, for an engine that is started now."""
+        residency = await asyncio.to_thread(self._residency_file, record)
+        return residency, await asyncio.to_thread(self._expert_chooser.choose, record, build.backend)
 
     def _create(
         self,
@@ -310,8 +314,7 @@ class LoadedModels:
 
         async def renew() -> Launch:
             """After a crash: with the set that is active by now, on the memory that is free by now."""
-            residency = await asyncio.to_thread(self._residency_file, record)
-            resident.experts = await asyncio.to_thread(self._expert_chooser.choose, record, build.backend)
+            residency, resident.experts = await self._placement(record, build)
             return launch(residency, resident.experts)
 
         async def prepare(client: EngineClient) -> None:

@@ -14,6 +14,7 @@ import pytest
 from ostinatod.config import FOREVER_S
 from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.application import Applied
+from ostinatod.learning.generations import Generation
 from ostinatod.store.records import ModelRecord
 from tests.conftest import ScriptedEngine, eventually
 from tests.fakes.gguf import Tensor, model_metadata, write
@@ -354,15 +355,21 @@ def test_a_busy_model_is_left_alone(learn: RunLearning, model: ModelRecord) -> N
     learn(body, learn_idle_s=0.1)
 
 
+async def learn_in_the_engine_s_room(learning: Learning, model: ModelRecord) -> Generation:
+    """The first generation of an engine that has told its room and was started without a set."""
+    await load(learning, model)
+    assert await engine_generation(learning, model) == 0
+    learning.log.append(logged([2, 3], at=1))
+    await learning.service.consider(model)
+    active = learning.service.generations.active(model.digest)
+    assert active is not None
+    return active
+
+
 def test_the_engine_s_capacity_test_makes_room_from_the_next_look_on(learn: RunLearning, model: ModelRecord) -> None:
     async def body(learning: Learning) -> None:
-        await load(learning, model)
-        assert await engine_generation(learning, model) == 0
-        learning.log.append(logged([2, 3], at=1))
-        await learning.service.consider(model)
+        active = await learn_in_the_engine_s_room(learning, model)
         # Three slots: two favourites of one layer and one of the other.
-        active = learning.service.generations.active(model.digest)
-        assert active is not None
         assert active.hot_experts == 3
         assert await engine_generation(learning, model) == active.generation
 
@@ -373,12 +380,7 @@ def test_an_engine_that_is_started_again_after_a_crash_has_what_was_learned_sinc
     learn: RunLearning, model: ModelRecord
 ) -> None:
     async def body(learning: Learning) -> None:
-        await load(learning, model)
-        assert await engine_generation(learning, model) == 0
-        learning.log.append(logged([2, 3], at=1))
-        await learning.service.consider(model)
-        active = learning.service.generations.active(model.digest)
-        assert active is not None
+        active = await learn_in_the_engine_s_room(learning, model)
         loaded = learning.loaded.find(model)
         assert loaded is not None
         assert loaded.pid is not None
