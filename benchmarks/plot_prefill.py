@@ -20,7 +20,7 @@ COLOURS = ("#777777", "#c0392b", "#1f6fb2", "#2e8b57", "#b8860b", "#7d3c98", "#1
 
 def ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten within the range."""
-    steps = [m * 10.0**e for e in range(6) for m in (1, 2, 5)]
+    steps = [m * 10.0**e for e in range(-2, 6) for m in (1, 2, 5)]
     return [step for step in steps if low <= step <= high]
 
 

@@ -7,7 +7,9 @@ Needs numpy and the bindings, and of this project `errors`, `bindings`, `profile
 machine that has nothing else. Results are kept turn by turn in DIR/turns.jsonl; --resume continues.
 
 With --seconds it takes no longer: candidates are not tried after SEARCH_SHARE of the time, and as many turns of the
-held-out sessions are timed as fit by what the trials took; the report says which.
+held-out sessions are timed as fit by what the trials took; the report says which. A setting that is the only one of its
+kind (--settings) is tried for its pace alone, and not at all with --trial-turns 0: then every turn is timed, until the
+time is over.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def loads(plan: Comparison) -> int:
         *stock_candidates(1, options.threads, on_gpu=plan.on_gpu),
     )
     by_kind = [sum(setting.kind == kind for setting in settings) for kind in options.kinds]
-    return 1 + sum(count for count in by_kind if count > 1) + len(options.kinds) * options.repeats
+    paced = options.seconds is not None and options.trial_turns != 0
+    return 1 + sum(count for count in by_kind if count > 1 or paced) + len(options.kinds) * options.repeats
 
 
 def main() -> int:
@@ -118,7 +121,9 @@ def main() -> int:
     facts = {"machine": machine(), "command": " ".join(["python", *sys.argv])}
     report = concluded(plan, outcome, facts)
     write_report(report, arguments.out)
-    for item in (search_table(outcome.chosen.search), *tables(report)):
+    if outcome.chosen.search:
+        show(search_table(outcome.chosen.search))
+    for item in tables(report):
         show(item)
     print("\n" + "\n".join(report.notes))
     print(json.dumps({"loaded": report.facts["loaded"], "failures": report.facts["failures"]}))

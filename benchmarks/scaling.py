@@ -3,8 +3,9 @@
     python benchmarks/scaling.py --libraries BIN --model MODEL.gguf --sessions TRACES.jsonl.gz --out scaling.json \\
         --contexts 1024,4096,16384,65536 --shares 0.1,0.25,0.5,0.75,1 --threads 2,4,8,15 --seconds 300
 
-Three sweeps, each with the other two values fixed (--share, the first context, all threads): contexts, shares of the
-experts that are hot, threads. The hot experts are learned from development sessions for each share, and the tokens read
+Three sweeps, each with the other two values fixed (--share, the first context, --base-threads): contexts, shares of the
+experts that are hot, threads. What the sweeps have in common is measured once, with the contexts. `plot_scaling.py`
+draws the file. The hot experts are learned from development sessions for each share, and the tokens read
 are those of held-out ones. Stock keeps as many whole layers on the GPU as fit into the memory of hot experts and
 staging buffer, page-locked, uploading from 32 tokens, with the threads of the CPU branch.
 
@@ -67,9 +68,11 @@ def points(arguments: argparse.Namespace) -> Iterator[Point]:
     first = arguments.contexts[:1]
     yield Point("context", arguments.share, arguments.base_threads, arguments.contexts)
     for share in arguments.shares:
-        yield Point("pool", share, arguments.base_threads, first)
+        if share != arguments.share:
+            yield Point("pool", share, arguments.base_threads, first)
     for threads in arguments.threads:
-        yield Point("threads", arguments.share, threads, first)
+        if threads != arguments.base_threads:
+            yield Point("threads", arguments.share, threads, first)
 
 
 def settings(point: Point, cpu_layers: int, *, on_gpu: bool) -> list[Setting]:
@@ -196,6 +199,12 @@ def main(given: Sequence[str] | None = None) -> int:
                 "command": " ".join(sys.argv),
                 "date": time.strftime("%Y-%m-%d"),
                 "machine": machine(),
+                "model": arguments.model[0].name,
+                "base": {
+                    "context": arguments.contexts[0],
+                    "share": arguments.share,
+                    "threads": arguments.base_threads,
+                },
                 "rows": rows,
             }
             for row in sweeps.measure():

@@ -60,6 +60,36 @@ def scheduler_options(work: Work, options: Options) -> dict[str, Any]:
     return found
 
 
+class _SaidTokens:
+    """Makes a sampler, after it did its work, say given tokens: a random model's own would soon repeat themselves."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sample = sampler.sample
+        self._wanted: list[int] = []
+        self._count = 0
+        self._first: Any = None
+        sampler.sample = self._said
+
+    def next(self, wanted: list[int]) -> None:
+        """What the next request says."""
+        self._wanted, self._count = wanted, 0
+
+    @property
+    def own(self) -> int:
+        """What it would have said itself first."""
+        return int(self._first[0])
+
+    def _said(self, logits: Any, arguments: Any) -> Any:
+        own = self._sample(logits, arguments)
+        # A step that was begun before the request was seen to be over says nothing that counts.
+        if self._count >= len(self._wanted):
+            return own
+        if self._count == 0:
+            self._first = own.clone()
+        self._count += 1
+        return own.fill_(self._wanted[self._count - 1])
+
+
 class FreeToken:
     """One model in the offline scheduler; its prefix cache keeps the context, so a request computes its new tokens."""
 
@@ -84,35 +114,39 @@ class FreeToken:
                 arrivals.extend(now for message in reply if hasattr(message, "next_token"))
 
         self._llm = Timed(work.model, **scheduler_options(work, options))
+        self._said = _SaidTokens(self._llm.engine.sampler)
         self._context: list[int] = []
 
-    def _request(self, prompt: list[int], output_tokens: int) -> list[float]:
-        """Milliseconds from the request to each output token."""
+    def _request(self, prompt: list[int], output: list[int]) -> list[float]:
+        """Milliseconds from the request to each output token; it says `output`, whatever it would choose."""
         self._arrivals.clear()
-        sampling = self._sampling(max_tokens=output_tokens, ignore_eos=True)
+        self._said.next(output)
+        sampling = self._sampling(max_tokens=len(output), ignore_eos=True)
         started = time.perf_counter()
         self._llm.generate([prompt], sampling)
-        if len(self._arrivals) != output_tokens:
-            raise RuntimeError(f"expected {output_tokens} tokens, got {len(self._arrivals)}")
+        if len(self._arrivals) != len(output):
+            raise RuntimeError(f"expected {len(output)} tokens, got {len(self._arrivals)}")
+        if (said := [int(token) for token in self._llm.status_map[0].output_ids]) != output:
+            raise RuntimeError(f"expected it to say {output[:8]} and so on, found {said[:8]}")
         return [(at - started) * 1000 for at in self._arrivals]
 
     def read_context(self, tokens: Tokens) -> int:
         self._context = tokens.tolist()
-        self._request(self._context, 1)
-        return int(self._llm.status_map[0].output_ids[0])
+        self._request(self._context, [0])
+        return self._said.own
 
     def prefill(self, tokens: Tokens) -> float:
-        return self._request(self._context + tokens.tolist(), 1)[0]
+        return self._request(self._context + tokens.tolist(), [0])[0]
 
     def decode(self, tokens: Tokens) -> list[float]:
-        at = self._request(self._context + tokens[:1].tolist(), len(tokens) + 1)
+        first, *others = tokens.tolist()
+        at = self._request([*self._context, first], [*others, 0, 0])
         return [later - earlier for earlier, later in itertools.pairwise(at)]
 
     def turn(self, reused: int, new: Tokens, output: Tokens) -> tuple[float, float]:
         prompt = self._context[:reused] + new.tolist()
-        at = self._request(prompt, len(output))
-        # It goes on with what it said itself: another answer would have to be read.
-        self._context = prompt + [int(token) for token in self._llm.status_map[0].output_ids[: len(output) - 1]]
+        at = self._request(prompt, output.tolist())
+        self._context = prompt + output[:-1].tolist()
         return at[0], at[-1] - at[0]
 
     def facts(self) -> dict[str, Any]:

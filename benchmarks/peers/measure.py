@@ -3,7 +3,7 @@
     python -m benchmarks.peers.measure MODULE WORK.json OPTIONS.json OUT.json
 
 Writes OUT.json: decode and prefill times (ms), load time (s), GPU memory (bytes); where WORK.json names sessions, their
-turns instead, anew after every turn. Its error output is the engine's.
+turns too, anew after every turn. Its error output is the engine's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,26 @@ from benchmarks.peers.gpu_memory import used_bytes
 from benchmarks.peers.protocol import WARM_UP, Engine, Options, Peer, Tokens, Work
 from ostinatod.bench.sessions import read_sessions
 
-WARM_UP_READ = 512
-"""Tokens that are read before sessions."""
-
 
 def measure(
     open_engine: Callable[[Work, Options], Engine],
     work: Work,
     options: Options,
+    keep: Callable[[dict[str, Any]], None],
     memory: Callable[[], int | None] = used_bytes,
-) -> dict[str, Any]:
-    """The figures of one engine at one setting."""
+) -> None:
+    """Hand on the figures of one engine at one setting, and again after each turn of the sessions of `work`."""
     rng = np.random.default_rng(work.seed)
 
     def tokens(count: int) -> Tokens:
         return rng.integers(0, work.vocabulary, count).astype(np.int32)
 
     before = memory()
+
+    def added() -> int | None:
+        now = memory()
+        return None if before is None or now is None else now - before
+
     started = time.monotonic()
     engine = open_engine(work, options)
     load_s = time.monotonic() - started
@@ -52,8 +55,7 @@ def measure(
     for length in work.lengths:
         times = [engine.prefill(tokens(length)) for _ in range(work.repeats + 1)][1:]
         prefill[str(length)] = [round(ms, 3) for ms in times]
-    after = memory()
-    return {
+    figures = {
         "load_s": round(load_s, 2),
         "context_s": round(context_s, 3),
         "next_token": next_token,
@@ -61,22 +63,17 @@ def measure(
         "decode_ms_mean": round(statistics.fmean(steps), 4),
         "prefill_ms": {length: round(statistics.median(times), 2) for length, times in prefill.items()},
         "prefill_ms_all": prefill,
-        "gpu_bytes": None if before is None or after is None else after - before,
+        "gpu_bytes": added(),
         "facts": engine.facts(),
     }
+    keep(figures)
+    if work.sessions:
+        for sessions in replay(engine, work):
+            keep({**figures, "gpu_bytes": added(), "facts": engine.facts(), "sessions": sessions})
 
 
-def replay(
-    open_engine: Callable[[Work, Options], Engine],
-    work: Work,
-    options: Options,
-    keep: Callable[[dict[str, Any]], None],
-) -> None:
-    """Replay the sessions of `work` and hand on all turns so far, by session, after each one."""
-    engine = open_engine(work, options)
-    rng = np.random.default_rng(work.seed)
-    engine.read_context(rng.integers(0, work.vocabulary, WARM_UP_READ).astype(np.int32))
-    engine.decode(rng.integers(0, work.vocabulary, WARM_UP).astype(np.int32))
+def replay(engine: Engine, work: Work) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Replay the sessions of `work`; yields all turns so far, by session, after each one."""
     sessions: dict[str, list[dict[str, Any]]] = {}
     for session in read_sessions(Path(work.sessions)):
         turns = sessions[session.id] = []
@@ -85,7 +82,7 @@ def replay(
             first, others = engine.turn(turn.reused, new, output)
             lengths = {"kind": turn.kind, "reused": turn.reused, "new": len(new), "output": len(output)}
             turns.append({**lengths, "ttft_ms": round(first, 3), "total_ms": round(first + others, 3)})
-            keep({"sessions": sessions, "facts": engine.facts()})
+            yield sessions
 
 
 def peer_named(module: str) -> Peer:
@@ -100,10 +97,7 @@ def main() -> int:
     module, work_file, options_file, out = sys.argv[1:]
     work = Work.from_json(json.loads(Path(work_file).read_text(encoding="utf-8")))
     options: Options = json.loads(Path(options_file).read_text(encoding="utf-8"))
-    if work.sessions:
-        replay(peer_named(module).open, work, options, lambda result: write_json(Path(out), result))
-    else:
-        write_json(Path(out), measure(peer_named(module).open, work, options))
+    measure(peer_named(module).open, work, options, lambda result: write_json(Path(out), result))
     return 0
 
 

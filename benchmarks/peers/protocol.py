@@ -32,7 +32,7 @@ class Work:
     vocabulary: int = 32000
     seed: int = 17
     sessions: str = ""
-    """File of sessions that are replayed, in place of everything else that is timed."""
+    """File of sessions that are replayed after everything else is timed."""
     session_tokens: int = 0
     """Of the longest session."""
 

@@ -6,8 +6,8 @@
 Every setting runs in a process of its own with a time limit. RESULT.json has every setting that was tried, with its
 figures or the engine's own error; the table printed at the end has each engine's fastest setting within the memory.
 With --sessions that setting then replays recorded sessions, the turns that replay.py times with the same options; the
-totals of --replayed, its turns.jsonl, stand beside them. With --first every engine runs so many settings and its
-sessions before any engine runs more; one that turns out faster later replays the sessions anew.
+totals of --replayed, its turns.jsonl, stand beside them. With --first every engine runs so many settings before any
+engine runs more, the first one with the sessions in one process; one that turns out faster replays them anew.
 """
 
 from __future__ import annotations
@@ -86,20 +86,21 @@ def run_setting(
             child = subprocess.Popen(
                 command, cwd=directory, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
             )
+            late = ""
             try:
                 child.wait(timeout_s)
-                failure = "" if child.returncode == 0 else f"exit status {child.returncode}"
             except subprocess.TimeoutExpired:
-                failure = f"not done after {timeout_s:.0f} s"
+                late = f"not done after {timeout_s:.0f} s"
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         wall_s = round(time.monotonic() - started, 1)
         figures = json.loads(files["out"].read_text(encoding="utf-8")) if files["out"].exists() else None
-        if failure:
-            said = log.read_text(encoding="utf-8", errors="replace")[-_ERROR_CHARACTERS:]
-            failure = f"{failure}\n{said}".strip()
+        failure = ""
+        if late or child.returncode != 0:
+            said = log.read_text(encoding="utf-8", errors="replace")[-_ERROR_CHARACTERS:].strip()
+            failure = f"{said}\n{late}".strip() if late else f"exit status {child.returncode}\n{said}".strip()
         return Outcome(peer.name, options, figures, failure, wall_s)
 
 
@@ -116,6 +117,11 @@ def line_of(outcome: Outcome, request: Request) -> str:
         f"{outcome.peer}: request {request.milliseconds(figures):.0f} ms, decode {figures['decode_ms']:.2f}, "
         f"prefill {prefill}, GPU {used} GiB  [{settings}] ({outcome.wall_s} s)"
     )
+
+
+def last_words(error: str, lines: int = 12) -> str:
+    """The end of an engine's error, indented."""
+    return "".join(f"    {line[:300]}\n" for line in error.splitlines()[-lines:])
 
 
 def table(results: dict[str, list[Outcome]], request: Request, budget_bytes: int, lengths: tuple[int, ...]) -> str:
@@ -282,12 +288,7 @@ def main() -> int:
     if a.freetoken_kernels:
         environment["FREETOKEN_KERNEL_CACHE_DIR"] = str(a.freetoken_kernels.resolve())
 
-    begun: set[str] = set()
-
-    def run(module: str, options: Options, work: Work = work, seconds: float = a.run_seconds) -> Outcome:
-        if module not in begun:
-            begun.add(module)
-            seconds += peers[module].first_s
+    def start(module: str, options: Options, work: Work, seconds: float) -> Outcome:
         own = dict(environment)
         if a.site and module in ("freetoken", "ktransformers"):
             own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(a.site.resolve()), own.get("PYTHONPATH"))))
@@ -310,21 +311,12 @@ def main() -> int:
         a.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
     def report(found: dict[str, list[Outcome]], outcome: Outcome) -> None:
-        print(line_of(outcome, request), flush=True)
+        print(line_of(outcome, request) + "\n" + last_words(outcome.error), end="", flush=True)
         results.update(found)
         write()
 
     peers = {module: peer_named(module) for module in a.peers.split(",")}
     with tempfile.TemporaryDirectory() as directory:
-
-        def replay(module: str, fastest: Outcome) -> None:
-            outcome = run(module, fastest.options, replaying, a.replay_seconds)
-            turns = (outcome.figures or {}).get("sessions", {})
-            keep_longest(replays, Replayed(fastest.peer, fastest.options, turns, outcome.error))
-            done = sum(map(len, turns.values()))
-            print(f"{fastest.peer}: {done} turns replayed ({outcome.wall_s} s)", flush=True)
-            write()
-
         replaying = work
         if a.sessions:
             limits = Limits(a.turns, a.max_tokens_per_session)
@@ -333,6 +325,33 @@ def main() -> int:
             write_sessions(file, sessions)
             longest = max(session.tokens for session in sessions)
             replaying = dataclasses.replace(work, sessions=str(file), session_tokens=longest)
+        begun: set[str] = set()
+
+        def run(module: str, options: Options) -> Outcome:
+            if module in begun:
+                return start(module, options, work, a.run_seconds)
+            begun.add(module)
+            seconds = a.run_seconds + peers[module].first_s
+            if a.first is None:
+                return start(module, options, work, seconds)
+            # Few settings will be run: what was loaded once replays the sessions too.
+            return start(module, options, replaying, seconds + (a.replay_seconds if a.sessions else 0.0))
+
+        def replay(module: str, fastest: Outcome) -> None:
+            outcome = fastest
+            if "sessions" not in (fastest.figures or {}):
+                outcome = start(module, fastest.options, replaying, a.run_seconds + a.replay_seconds)
+            figures = outcome.figures or {}
+            turns = figures.get("sessions", {})
+            keep_longest(
+                replays, Replayed(fastest.peer, fastest.options, turns, outcome.error, figures.get("gpu_bytes"))
+            )
+            done = sum(map(len, turns.values()))
+            print(f"{fastest.peer}: {done} turns replayed ({outcome.wall_s} s)", flush=True)
+            if outcome is not fastest:
+                print(last_words(outcome.error), end="", flush=True)
+            write()
+
         then, then_s = (replay, a.replay_seconds) if a.sessions else (None, 0.0)
         starts = json.loads(a.starts.read_text(encoding="utf-8")) if a.starts else {}
         seconds = ends_at - time.monotonic()
@@ -343,6 +362,7 @@ def main() -> int:
     if a.sessions:
         others = totals_of_replay(a.replayed) if a.replayed else {}
         print("\n" + totals_table({**{item.engine: item.totals() for item in replays}, **others}))
+        print("".join(f"\n{item.engine}: {item.memory()}" for item in replays))
     return 0 if all(best(outcomes, request, budget_bytes) for outcomes in results.values()) else 1
 
 

@@ -2,7 +2,7 @@
 
 First the setting with the least GPU memory says what the engine needs besides experts; then as many experts as fit go
 to the GPU; then each option is changed alone, in turn, and kept when the request got faster (coordinate descent). A
-setting known to be good can take the place of the first.
+setting known to be good can take the place of the first, which is run after all where that one fails.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def search(
             yield from once(options)
             outcome = seen[-1]
 
-    yield from once({name: values[0] for name, values in peer.choices.items()} | peer.least(shape) | (start or {}))
+    least = {name: values[0] for name, values in peer.choices.items()} | peer.least(shape)
+    yield from once(least | (start or {}))
+    if seen and seen[-1].figures is None:
+        yield from once(least)
     if seen and seen[-1].figures is not None:
         yield from fit(seen[-1])
     for name, values in peer.choices.items():

@@ -27,6 +27,11 @@ class Replayed:
     options: Mapping[str, Any]
     turns: Mapping[str, Sequence[Mapping[str, Any]]]
     error: str = ""
+    gpu_bytes: int | None = None
+
+    def memory(self) -> str:
+        """GPU memory as a person reads it."""
+        return "GPU memory unknown" if self.gpu_bytes is None else f"{self.gpu_bytes / 2**30:.2f} GiB of GPU memory"
 
     def totals(self) -> Totals:
         """The time of every turn it has."""
@@ -34,7 +39,12 @@ class Replayed:
 
     def as_json(self) -> dict[str, Any]:
         """As it is written."""
-        return {"options": self.options, "sessions": self.turns, "error": self.error}
+        return {
+            "options": self.options,
+            "sessions": self.turns,
+            "error": self.error,
+            "gpu_bytes": self.gpu_bytes,
+        }
 
 
 def held_out_sessions(
@@ -42,8 +52,8 @@ def held_out_sessions(
 ) -> list[Session]:
     """The sessions that benchmarks/replay.py times with these numbers, in a model's tokens.
 
-    Raises SystemExit for a model with a tokenizer: what engines would read of its sessions, each by its own template,
-    is not the same.
+    Raises SystemExit for a model with a tokenizer, since what engines would read of its sessions, each by its own
+    template, is not the same; and where no turn is within the limits.
     """
     kind = read_header(model).fields.get("tokenizer.ggml.model")
     if kind not in (None, "none"):
@@ -60,7 +70,10 @@ def held_out_sessions(
         )
         for item in recorded
     ]
-    return [session for session in map(limits.apply, sessions) if session.turns]
+    within = [session for session in map(limits.apply, sessions) if session.turns]
+    if not within:
+        raise SystemExit(f"expected turns within {limits.tokens} tokens per session in {trace}, found none")
+    return within
 
 
 def totals_of_replay(file: Path) -> dict[str, Totals]:

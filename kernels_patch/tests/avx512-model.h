@@ -152,24 +152,15 @@ static inline __m512i model_and_si512(model512 a, model512 b) {
     return each_32([&](int i) { return a.u32[i] & b.u32[i]; });
 }
 
-static inline __m512i model_slli_epi32(model512 v, int n) {
-    return each_32([&](int i) { return v.u32[i] << n; });
-}
-
-static inline __m512i model_add_epi32(model512 a, model512 b) {
-    return each_32([&](int i) { return a.u32[i] + b.u32[i]; });
-}
-
-static inline __m512i model_sub_epi32(model512 a, model512 b) {
-    return each_32([&](int i) { return a.u32[i] - b.u32[i]; });
+static inline __m512i model_srlv_epi16(model512 v, model512 n) {
+    for (int i = 0; i < 32; ++i) {
+        v.u16[i] = (uint16_t) (n.u16[i] < 16 ? v.u16[i] >> n.u16[i] : 0);
+    }
+    return v;
 }
 
 static inline __m512i model_mullo_epi32(model512 a, model512 b) {
     return each_32([&](int i) { return a.u32[i]*b.u32[i]; });
-}
-
-static inline __m512i model_max_epi32(model512 a, model512 b) {
-    return each_32([&](int i) { return a.s32[i] > b.s32[i] ? a.s32[i] : b.s32[i]; });
 }
 
 static inline __m512i model_dpbusd_epi32(model512 sum, model512 a, model512 b) {
@@ -203,6 +194,13 @@ static inline __m512i model_loadu_si512(const void * data) {
     model512 r;
     memcpy(&r, data, sizeof(r));
     return r;
+}
+
+static inline __m512i model_load_si512(const void * data) {
+    if ((uintptr_t) data % 64) {
+        abort();
+    }
+    return model_loadu_si512(data);
 }
 
 static inline __m512i model_maskz_loadu_epi32(int mask, const void * data) {
@@ -246,10 +244,6 @@ static inline __m512 model_cvtepi32_ps(model512 v) {
     return each_float([&](int i) { return (float) v.s32[i]; });
 }
 
-static inline __m512 model_castsi512_ps(model512 v) {
-    return v;
-}
-
 static inline __m256i model_castsi512_si256(model512 v) {
     return v.halves[0];
 }
@@ -276,6 +270,15 @@ static inline __m512i model_setzero_si512() {
 
 static inline __m512 model_mul_ps(model512 a, model512 b) {
     return each_float([&](int i) { return a.f32[i]*b.f32[i]; });
+}
+
+// a times two to the power of b, rounded down; the result may be denormal.
+static inline __m512 model_scalef_ps(model512 a, model512 b) {
+    return each_float([&](int i) { return std::ldexp(a.f32[i], (int) std::floor(b.f32[i])); });
+}
+
+static inline __m512 model_add_ps(model512 a, model512 b) {
+    return each_float([&](int i) { return a.f32[i] + b.f32[i]; });
 }
 
 static inline __m512 model_sub_ps(model512 a, model512 b) {
@@ -313,27 +316,26 @@ static inline float model_reduce_add_ps(model512 v) {
 #define _mm512_permutexvar_epi8 model_permutexvar_epi8
 #define _mm512_permutexvar_ps model_permutexvar_ps
 #define _mm512_and_si512 model_and_si512
-#define _mm512_slli_epi32 model_slli_epi32
-#define _mm512_add_epi32 model_add_epi32
-#define _mm512_sub_epi32 model_sub_epi32
+#define _mm512_srlv_epi16 model_srlv_epi16
 #define _mm512_mullo_epi32 model_mullo_epi32
-#define _mm512_max_epi32 model_max_epi32
 #define _mm512_dpbusd_epi32 model_dpbusd_epi32
 #define _mm512_dpwssd_epi32 model_dpwssd_epi32
 #define _mm512_maddubs_epi16 model_maddubs_epi16
 #define _mm512_loadu_si512 model_loadu_si512
+#define _mm512_load_si512 model_load_si512
 #define _mm512_maskz_loadu_epi32 model_maskz_loadu_epi32
 #define _mm512_maskz_loadu_ps model_maskz_loadu_ps
 #define _mm512_mask_i32gather_epi32 model_mask_i32gather_epi32
 #define _mm512_cvtepi32_epi16 model_cvtepi32_epi16
 #define _mm512_cvtph_ps model_cvtph_ps
 #define _mm512_cvtepi32_ps model_cvtepi32_ps
-#define _mm512_castsi512_ps model_castsi512_ps
 #define _mm512_zextsi128_si512 model_zextsi128_si512
 #define _mm512_zextps256_ps512 model_zextps256_ps512
 #define _mm512_setzero_ps model_setzero_ps
 #define _mm512_setzero_si512 model_setzero_si512
 #define _mm512_mul_ps model_mul_ps
+#define _mm512_scalef_ps model_scalef_ps
+#define _mm512_add_ps model_add_ps
 #define _mm512_sub_ps model_sub_ps
 #define _mm512_fmadd_ps model_fmadd_ps
 #define _mm512_reduce_add_ps model_reduce_add_ps

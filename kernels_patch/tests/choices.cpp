@@ -5,6 +5,7 @@
 #include "ostinato/upload-choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <random>
@@ -13,7 +14,8 @@
 
 namespace {
 
-// Uploads never make the later side end later than the CPU branch alone, and are the best of all numbers of uploads in that order.
+// Uploads never make the later side end later than the CPU branch alone, and are the best of all numbers of uploads in that order, also where uploads
+// cost something before the first one pays.
 void check_upload_choice() {
     std::mt19937 random(13);
     const int64_t bytes = 1 << 20;
@@ -26,14 +28,24 @@ void check_upload_choice() {
         std::vector<int32_t> rows(random() % 40);
         std::generate(rows.begin(), rows.end(), [&] { return (int32_t) (1 + random() % 20)*(random() % 4 == 0 ? -1 : 1); });
         const int32_t max_uploads = random() % 30;
-        const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, bytes, rows, max_uploads);
+        ostinato_upload_costs costs = { speeds.link };
+        if (round % 2 == 1) {
+            costs.hot       = bytes*speeds.cpu_row*(random() % 40)/10.0;
+            costs.chain     = bytes*speeds.cpu_row*(random() % 40)/10.0;
+            costs.cpu       = 1.0 + random() % 10/10.0;
+            costs.cpu_alone = 0.8 + random() % 5/10.0;
+        }
+        const double head_start = round % 3 == 0 ? bytes*speeds.link*(random() % 30)/10.0 : 0.0;
+        const ostinato_upload_choice choice = ostinato_choose_uploads(speeds, costs, bytes, rows, max_uploads, head_start);
+        const std::vector<int32_t> & chosen = choice.uploads;
 
         const auto later_side = [&](const std::set<int32_t> & uploaded) {
             double cpu = 0.0;
             for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
                 cpu += uploaded.count(i) ? 0.0 : ostinato_cpu_seconds(speeds, bytes, std::abs(rows[i]));
             }
-            return std::max(cpu, uploaded.size()*bytes*speeds.link);
+            const double link = uploaded.empty() ? 0.0 : uploaded.size()*bytes*costs.link - head_start;
+            return std::max((uploaded.empty() ? costs.cpu_alone : costs.cpu)*cpu, std::max(costs.hot, link) + costs.chain);
         };
         const std::set<int32_t> distinct(chosen.begin(), chosen.end());
         if (distinct.size() != chosen.size() || (int32_t) chosen.size() > max_uploads ||
@@ -41,6 +53,13 @@ void check_upload_choice() {
             fail("round %d: an upload is repeated, one too many, or of an expert that cannot be uploaded", round);
         }
         const double found = later_side(distinct);
+        double all = 0.0;
+        for (const int32_t n : rows) {
+            all += costs.cpu_alone*ostinato_cpu_seconds(speeds, bytes, std::abs(n));
+        }
+        if (std::abs(choice.seconds - found) > 1e-9*found || std::abs(choice.seconds_without - std::max(all, costs.hot)) > 1e-9*all) {
+            fail("round %d: %g and %g are told, and are %g and %g", round, choice.seconds, choice.seconds_without, found, std::max(all, costs.hot));
+        }
         std::vector<int32_t> order;
         for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
             if (rows[i] > 0) {
@@ -61,27 +80,22 @@ void check_upload_choice() {
     }
 }
 
-// The link gets what makes the later side end first, and nothing where the CPU branch alone ends as early.
+// The link gets the share with which steps were the shortest, and none where they were hardly shorter than without.
 void check_link_choice() {
     std::mt19937 random(17);
     for (int round = 0; round < 500; ++round) {
-        ostinato_speeds speeds;
-        speeds.cpu_row_in_step     = 1.0/(1e9*(10 + random() % 100));
-        speeds.cpu_row_beside_link = speeds.cpu_row_in_step*(1.0 + random() % 100/100.0);
-        speeds.in_place_beside_cpu = round % 10 == 0 ? std::numeric_limits<double>::infinity() : 1.0/(1e9*(5 + random() % 50));
-        const int64_t step = 32 << random() % 4, columns = step*(1 + random() % 12);
-        const auto ends = [&](int64_t c) {
-            const double share = (double) c/columns;
-            return c == 0 ? speeds.cpu_row_in_step : std::max(share*speeds.in_place_beside_cpu, (1 - share)*speeds.cpu_row_beside_link);
-        };
-        const int64_t chosen = ostinato_choose_link_columns(speeds, columns, step);
-        if (chosen < 0 || chosen >= columns || chosen % step != 0) {
-            fail("round %d: %lld of %lld columns in steps of %lld", round, (long long) chosen, (long long) columns, (long long) step);
+        const double alone = 1.0 + random() % 100;
+        std::vector<ostinato_shared_step> measured(random() % 5);
+        for (size_t i = 0; i < measured.size(); ++i) {
+            measured[i] = { (int64_t) (64*(i + 1)), alone*(0.5 + random() % 100/100.0), 1.0 };
         }
-        for (int64_t c = 0; c < columns; c += step) {
-            if (ends(c) < ends(chosen)*(1 - 1e-9) || (c < chosen && ends(c) <= ends(chosen))) {
-                fail("round %d: %lld columns end at %g, %lld at %g", round, (long long) chosen, ends(chosen), (long long) c, ends(c));
-            }
+        const ostinato_shared_step * chosen = ostinato_choose_shared_step(measured, alone);
+        double best = std::numeric_limits<double>::infinity();
+        for (const ostinato_shared_step & step : measured) {
+            best = std::min(best, step.seconds);
+        }
+        if (chosen ? chosen->seconds != best || best > 0.97*alone : best < 0.96*alone) {
+            fail("round %d: the link's share ends at %g of %g, %g is possible", round, chosen ? chosen->seconds : alone, alone, best);
         }
     }
 }

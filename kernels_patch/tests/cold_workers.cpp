@@ -477,6 +477,46 @@ void check_prefetch(int n_passes) {
     }
 }
 
+// Costs of uploads are the median of the first layers of their size, those of the nearest size before that, and what was measured at load before any.
+void check_upload_costs() {
+    ostinato_upload_log log;
+    const ostinato_upload_costs first = log.costs(64, 5.0);
+    if (first.link != 5.0 || first.hot != 0.0 || first.chain != 0.0 || first.cpu != 1.0 || first.cpu_alone != 1.0) {
+        fail("costs that nobody has found", 0, 0);
+    }
+    const int n_layers = (int) ostinato_upload_log::N_LAYERS;
+    for (int n = 0; n < 3*n_layers; ++n) { // some layers are disturbed, and later ones change nothing
+        if (n < n_layers && log.costs(127, 5.0).link != 5.0) {
+            fail("costs after few layers", n, 0);
+        }
+        const double by = n >= n_layers || n % 5 == 4 ? 100.0 : 1.0;
+        log.add_shared(64, { 7.0*by, 3.0*by, 4.0*by, 2.0*by });
+        log.add_alone(1000, 1.5*by);
+    }
+    for (const int64_t n_tokens : { 32, 64, 127, 4096 }) {
+        const ostinato_upload_costs found = log.costs(n_tokens, 5.0);
+        if (found.link != 7.0 || found.hot != 3.0 || found.chain != 4.0 || found.cpu != 2.0 || found.cpu_alone != 1.5) {
+            fail("other costs than most layers had", (int) n_tokens, (long long) found.link);
+        }
+    }
+    for (int n = 0; n < n_layers; ++n) {
+        log.add_shared(512, { 9.0 });
+    }
+    if (log.costs(128, 5.0).link != 7.0 || log.costs(300, 5.0).link != 9.0 || log.costs(600, 5.0).link != 9.0) {
+        fail("costs of another size than the nearest", 0, 0);
+    }
+    // a size has no uploads any more once they saved next to nothing in a few layers with costs that are fixed
+    for (int n = 0; n < 2*n_layers; ++n) {
+        const bool is_early = n < n_layers - 1;
+        log.add_choice(64, { {}, 0.98, 1.0 });
+        log.add_choice(512, { {}, 0.9, 1.0 });
+        log.add_choice(2048, { {}, 1.5, 1.0 }); // whose costs are another size's
+        if (log.is_closed(127) == is_early || log.is_closed(128) || log.is_closed(512) || log.is_closed(2048)) {
+            fail("uploads that end too early or too late", n, log.is_closed(127));
+        }
+    }
+}
+
 // The head start is what the link rested in nearly all layers, and stays what it was once it is known.
 void check_head_start() {
     ostinato_prefetch prefetch;
@@ -518,5 +558,6 @@ int main(int argc, char ** argv) {
     check_stall();
     check_prefetch(n_steps/10);
     check_head_start();
+    check_upload_costs();
     return n_failed == 0 ? 0 : 1;
 }

@@ -106,7 +106,7 @@ def _replay(bindings: Bindings, job: Job, log: EngineLog) -> None:
     hot = np.load(job["hot"]) if job["hot"] else None
     limits = Limits(turns=job["turns"])
     sessions = [limits.apply(item) for item in read_sessions(Path(job["sessions"])) if item.id in job["only"]]
-    warm_up(model, sessions[0])
+    warm_up(model, sessions[0], job["n_ctx"])
     for session in sessions:
         done = job["done"].get(session.id, 0)
         if done < len(session.turns):

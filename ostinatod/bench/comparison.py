@@ -30,7 +30,7 @@ from ostinatod.bench.settings import (
     stock_candidates,
 )
 from ostinatod.bench.trials import Trials
-from ostinatod.errors import EngineError, EngineLoadError, RequestError
+from ostinatod.errors import EngineError, RequestError
 from ostinatod.profiles.experts import ModelExperts
 from ostinatod.profiles.route_log import SessionRoutes
 
@@ -229,18 +229,21 @@ class Steps:
             self.progress.update("learning from sessions", len(counted), len(sessions))
 
         # All experts in host memory: what is then on GPUs is what every setting has there.
-        cpu_layers = every_layer = plan.experts.layers[-1] + 1
+        every_layer = plan.experts.layers[-1] + 1
+        tries = {every_layer}
         if plan.pool_bytes is not None and plan.on_gpu:
-            # Nobody asks then, and layers that stock may have on GPUs are read faster there.
-            cpu_layers = cpu_layers_for(plan.experts, plan.pool_bytes)
-        for tried in sorted({cpu_layers, every_layer}):
+            # Nobody asks then, and layers on GPUs are read faster: all of them, or those that stock may have there.
+            tries |= {0, cpu_layers_for(plan.experts, plan.pool_bytes)}
+        for tried in sorted(tries):
             learning = Setting("learning", "stock", cpu_layers=tried, load_mode="none", threads=self.options.threads)
             try:
                 self.run(self.model_job("count", sessions, learning), learning, on_event)
                 break
-            except EngineLoadError:
+            except EngineError:
+                # Memory may also be short in a pass, after loading.
                 if tried == every_layer:
                     raise
+                counted.clear()
         return counted, dense_bytes
 
     def choose(self, learned: Learned) -> Chosen:
@@ -271,8 +274,9 @@ class Steps:
         for kind in self.options.kinds:
             of_kind = [setting for setting in candidates if setting.kind == kind]
             only = of_kind[0] if len(of_kind) == 1 else None
-            # What must fit into a time is also tried for its pace.
-            best = trials.quickest(of_kind) if only is None or self.options.seconds is not None else only
+            # What must fit into a time is also tried for its pace, unless no turn may be spent on that.
+            is_tried = only is None or (self.options.seconds is not None and self.options.trial_turns != 0)
+            best = trials.quickest(of_kind) if is_tried else only
             settings += [found for found in (best or only,) if found]
         self.paces = trials.paces
         return Chosen(learned, tuple(settings), tuple(trials.search))

@@ -12,7 +12,7 @@ from ostinatod.bench.comparison import Comparison, Outcome
 from ostinatod.bench.plot import plot_svg
 from ostinatod.bench.report import Report, make_report
 from ostinatod.bench.sessions import of_part
-from ostinatod.bench.settings import as_json
+from ostinatod.bench.settings import as_json, stock_bytes
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "plot.svg"
@@ -72,6 +72,9 @@ def _notes(plan: Comparison, outcome: Outcome) -> Iterator[str]:
         f"Experts may take {learned.pool_bytes / 1e9:.2f} GB ({learned.pool_bytes / total:.0%} of them all) "
         f"{_ON_GPU if plan.on_gpu else 'as hot ones; without a GPU both branches run on the CPU'}."
     )
+    for setting in outcome.chosen.settings if plan.on_gpu else ():
+        if setting.kind == "stock" and (has := stock_bytes(plan.experts, setting)) > learned.pool_bytes:
+            yield f"{setting.name}: {has / 1e9:.2f} GB of experts are on GPUs ({has / total:.1%}), more than that."
     if plan.options.shapes:
         yield "The sessions are lengths from the routing log, filled with the text of recorded ones: routing is theirs."
     yield from plan.options.limits.described()

@@ -22,6 +22,8 @@ from ostinatod.errors import EngineError
 
 ANY_VOCABULARY = 1 << 31
 CONNECT_S = 5.0
+_ONCE = {"Connection": "close"}
+"""llama.cpp's server ends connections that are kept open, at times just as they are used again."""
 
 
 def replay_over_http(
@@ -88,7 +90,7 @@ def _ask(client: httpx.Client, model: str, prompt: str, n_output: int) -> dict[s
     first = last = None
     started = time.perf_counter()
     try:
-        with client.stream("POST", "/v1/completions", json=body) as response:
+        with client.stream("POST", "/v1/completions", json=body, headers=_ONCE) as response:
             if response.status_code != httpx.codes.OK:
                 raise EngineError(f"HTTP {response.status_code}: {response.read().decode(errors='replace')[:500]}")
             for line in response.iter_lines():

@@ -21,7 +21,7 @@ class Options:
     uploads      thresholds that ostinato is tried with, see `settings.ostinato_candidates`
     candidates   settings in place of those that would be searched
     kinds        what is compared
-    trial_turns  of each development session, which candidates are tried with
+    trial_turns  of each development session, which candidates are tried with; with 0, a kind's only one is not tried
     pin_bytes    host memory that ostinato may page-lock, 0 for what the system can spare
     seconds      for all of it, of which at most `comparison.SEARCH_SHARE` for trying candidates; None for no limit
     """

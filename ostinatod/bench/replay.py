@@ -55,9 +55,11 @@ class RouteCounter:
         return {"prefill": counts.prefill, "decode": counts.decode}
 
 
-def warm_up(model: PlacedModel, session: Session) -> None:
-    """Passes that nobody times: kernels are loaded and graphs are made at their first use."""
-    tokens = [token for turn in session.turns for token in (*turn.new, *turn.output)]
+def warm_up(model: PlacedModel, session: Session, n_ctx: int) -> None:
+    """Passes that nobody times, in a context of `n_ctx` tokens: kernels are loaded and graphs are made at their first
+    use.
+    """
+    tokens = [token for turn in session.turns for token in (*turn.new, *turn.output)][: n_ctx - WARM_UP_STEPS]
     model.rewind(0)
     model.read(tokens[:WARM_UP_READ_TOKENS])
     for token in tokens[:WARM_UP_STEPS]:

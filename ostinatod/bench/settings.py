@@ -103,6 +103,12 @@ def cpu_layers_for(experts: ModelExperts, pool_bytes: int) -> int:
     return experts.layers[-1] + 1
 
 
+def stock_bytes(experts: ModelExperts, setting: Setting) -> int:
+    """Bytes of experts that a stock setting has on GPUs."""
+    layers = zip(experts.layers, experts.expert_bytes, experts.n_experts, strict=True)
+    return sum(size * count for layer, size, count in layers if layer not in setting.layers_on_cpu)
+
+
 def stock_candidates(cpu_layers: int, threads: int, *, on_gpu: bool) -> list[Setting]:
     """llama.cpp's whole layers, page-locked and memory-mapped, at both thresholds where there is a GPU to upload to."""
     if not on_gpu:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.engine
 CHECKOUT = Path(__file__).parents[2]
 SYNTHETIC = CHECKOUT / "benchmarks" / "synthetic_model.py"
 SCALING = CHECKOUT / "benchmarks" / "scaling.py"
+PLOT_SCALING = CHECKOUT / "benchmarks" / "plot_scaling.py"
 ROUTING = Path(__file__).parent / "workers" / "synthetic_routing.py"
 
 LIMITS = Limits(turns=2, output_tokens=6, scale=0.01)
@@ -113,6 +114,16 @@ def test_logged_lengths_are_replayed_with_their_own_prefix(engine_build: EngineB
     assert [(t.reused, t.new, t.output) for t in outcome.turns] == [(10, 5, 3), (17, 6, 2)]
 
 
+def test_sessions_that_read_more_than_their_context_holds_are_replayed(
+    engine_build: EngineBuild, tmp_path: Path
+) -> None:
+    # 200 tokens and 20 more, then 230 and 10 without any of them: 460 in all, in a context of 256.
+    turns = [("first", 0, 20_000, 2000), ("after_tool", 0, 23_000, 1000)]
+    shapes = [{"id": name, "part": part, "turns": turns} for name, part in (("a", "held-out"), ("b", "development"))]
+    outcome = compare(comparison(engine_build, OSTINATO, shapes=shapes), tmp_path, Quiet(), resume=False)
+    assert [(t.reused, t.new) for t in outcome.turns] == [(0, 200), (0, 230)]
+
+
 def test_the_command_compares_and_leaves_a_report(engine_build: EngineBuild, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ostinatod", "bench", "tiny", "--sessions", "1", "--development", "1", "--json"]
     command += ["--turns", "2", "--scale", "0.01", "--max-output-tokens", "4", "--threads", "1", "--trial-turns", "1"]
@@ -169,15 +180,21 @@ def test_scaling_measures_both_sides_at_every_context(engine_build: EngineBuild,
         (name, context) for name in ("stock", "ostinato") for context in (16, 64)
     ]
     assert all(row["decode_ms"] > 0 and row["prefill_ms"]["8"] > 0 for row in rows)
-    _run(str(SCALING), *command, "--threads", "1", "--resume", "--seconds", "60")
+    _run(str(SCALING), *command, "--threads", "1,2", "--resume", "--seconds", "60")
     again = json.loads(out.read_text())
-    # What is known is not measured again; the new point is in the file with it.
+    # What is known, by this sweep or another one, is not measured again; the new point is in the file with it.
     assert again["rows"][: len(rows)] == rows
-    assert [(row["sweep"], row["setting"]["name"]) for row in again["rows"][len(rows) :]] == [
-        ("threads", "stock"),
-        ("threads", "ostinato"),
+    assert [
+        (row["sweep"], row["setting"]["name"], row["setting"]["threads"]) for row in again["rows"][len(rows) :]
+    ] == [
+        ("threads", "stock", 2),
+        ("threads", "ostinato", 2),
     ]
     assert again["left_out"] == []
+    assert again["base"] == {"context": 64, "share": 0.44, "threads": 1}
+    _run(str(PLOT_SCALING), str(out), str(tmp_path / "scaling.svg"))
+    # Both sides' decode and prefill, by context and by threads.
+    assert (tmp_path / "scaling.svg").read_text().count("<polyline") == 8
 
 
 def _agreement(outcome: Outcome) -> float:

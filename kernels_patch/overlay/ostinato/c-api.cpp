@@ -323,7 +323,7 @@ enum ostinato_status ostinato_get_device_status(
                 v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
                 v.link_columns, (int32_t) v.hidden_columns, v.borrowing.bytes, v.borrowing.n_uploaded, v.graphs.captures, v.graphs.replays,
                 v.graphs.direct_passes, v.prefetched, v.foreseen, v.decode_waited_ns, v.decode_busy_ns, v.pool_room,
-                v.link_columns > 0 ? speed(v.speeds.in_place_beside_cpu) : 0.0,
+                v.link_columns > 0 ? speed(v.speeds.in_place) : 0.0,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
         }

@@ -272,16 +272,18 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     step.out      = mailbox.out;
     step.linked       = request.link_columns > 0 ? layer.linked : nullptr;
     step.link_columns = request.link_columns;
+    const int64_t begin_step_ns = now_ns();
     run_step(layer);
     client.served = sequence;
     __atomic_store_n(&mailbox.request->answer, sequence, __ATOMIC_RELEASE); // the GPU waits for it; what follows has time
+    const int64_t end_step_ns = now_ns();
     client.n_cpu_routes += routes.cold.size();
     const uint64_t busy_ns = now_ns() - begin_ns;
     client.busy_ns      += busy_ns;
     client.times.add({ request.layer, request.n_tokens, (int32_t) routes.cold.size(), busy_ns }, client.speeds, (int64_t) ostinato_expert_bytes(*layer.ffn),
         routes.groups);
     if (request.is_staged) {
-        client.uploads.end(request, all);
+        client.uploads.end(request, all, (end_step_ns - begin_step_ns)*1e-9);
     }
 }
 
@@ -311,7 +313,8 @@ void ostinato_cold_workers::run_step(const ostinato_cold_layer & layer) {
     }
 }
 
-double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows, size_t n_together) {
+double ostinato_cold_workers::measure(
+        const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows, size_t n_together, const ostinato_beside & beside) {
     wake(); // the leader too: while it is due it waits for the mutex, and would else send the followers to sleep
     std::lock_guard<std::mutex> lock(mutex); // this thread leads
     awake_until_ns.store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed);
@@ -340,20 +343,28 @@ double ostinato_cold_workers::measure(const ostinato_cold_layer & layer, const s
     step.x        = x.data();
     step.weights  = weights.data();
     step.out      = out.data();
-    step.linked   = nullptr;
-    double best = 0.0;
+    const std::vector<uint8_t> all_linked(layer.n_experts, 1);
+    step.linked       = beside.link_columns > 0 ? all_linked.data() : nullptr;
+    step.link_columns = beside.link_columns;
+    std::vector<double> runs;
     const int64_t end_ns = now_ns() + MEASURED.count();
-    for (int run = 0; run < 4 || now_ns() < end_ns; ++run) {
+    while (runs.size() < 4 || now_ns() < end_ns) {
         const int64_t begin_ns = now_ns();
         for (size_t first = 0; first + n_together <= experts.size(); first += n_together) {
             choose(first);
+            if (beside.begin) {
+                beside.begin();
+            }
             run_step(layer);
+            if (beside.end) {
+                beside.end();
+            }
         }
-        const double seconds = (now_ns() - begin_ns)*1e-9;
-        best = run == 0 || seconds < best ? seconds : best;
+        runs.push_back((now_ns() - begin_ns)*1e-9);
     }
     awake_until_ns.store(now_ns(), std::memory_order_relaxed);
-    return best/((double) (experts.size()/n_together*n_together)*ostinato_expert_bytes(*layer.ffn));
+    std::nth_element(runs.begin(), runs.begin() + runs.size()/2, runs.end());
+    return runs[runs.size()/2]/((double) (experts.size()/n_together*n_together)*ostinato_expert_bytes(*layer.ffn));
 }
 
 void ostinato_cold_workers::compute(int ith) {

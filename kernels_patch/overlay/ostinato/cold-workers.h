@@ -15,6 +15,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -40,6 +41,13 @@ struct ostinato_cold_client {
 // CPU quota of its control group.
 int ostinato_cold_thread_count();
 
+// What works beside the steps that are measured.
+struct ostinato_beside {
+    int32_t link_columns = 0;         // that the CPU branch leaves out
+    std::function<void()> begin = {}; // called before each step,
+    std::function<void()> end   = {}; // and after it, for the step to last as long as both
+};
+
 class ostinato_cold_workers {
 public:
     // Throws std::system_error when threads cannot be made.
@@ -60,8 +68,9 @@ public:
     // A pass is about to be submitted.
     void wake();
 
-    // Seconds per byte of the given experts, each with so many rows and so many of them in a step: the fastest of several runs. No pass may be computing.
-    double measure(const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows, size_t n_together);
+    // Seconds per byte of the given experts, each with so many rows and so many of them in a step: the median of several runs. No pass may be computing.
+    double measure(
+        const ostinato_cold_layer & layer, const std::vector<int32_t> & experts, int32_t n_rows, size_t n_together, const ostinato_beside & beside = {});
 
     int n_threads() const { return (int) threads.size(); }
 

@@ -9,84 +9,137 @@
 #include <atomic>
 #include <iterator>
 #include <limits>
+#include <set>
+#include <string>
 #include <thread>
 
-// Seconds per byte that the products of a link's share take, launches included, with so many experts in a step, until `is_done`. 0 where they fail.
-static double measure_products(
-        ggml_backend_dev_t device, const ostinato_link & link, const std::vector<int32_t> & places, size_t n_together, const std::atomic<bool> & is_done) {
-    const auto tensor = [](const ggml_tensor * t) { return const_cast<ggml_tensor *>(t); };
-    const ostinato_expert_ffn & experts = link.experts;
-    const ggml_backend_ptr backend(ggml_backend_dev_init(device, nullptr));
-    const ggml_context_ptr ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
-    ggml_tensor * x      = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, experts.gate->ne[0], 1, 1);
-    ggml_tensor * ids    = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, (int64_t) n_together, 1);
-    ggml_tensor * gate   = ggml_mul_mat_id(ctx.get(), tensor(experts.gate), x, ids);
-    ggml_tensor * hidden = ggml_swiglu_split(ctx.get(), gate, ggml_mul_mat_id(ctx.get(), tensor(experts.up), x, ids));
-    ggml_cgraph * graph  = ggml_new_graph(ctx.get());
-    ggml_build_forward_expand(graph, ggml_mul_mat_id(ctx.get(), tensor(experts.down), hidden, ids));
-    const ggml_backend_buffer_ptr buffer(backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr);
-    if (!buffer) {
-        return 0.0;
-    }
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    const size_t bytes = 2*link.columns*experts.gate->nb[1] + experts.down->ne[1]*ggml_row_size(experts.down->type, link.columns);
-    size_t n_read = 0;
-    const int64_t begin_us = ggml_time_us();
-    do {
-        for (size_t first = 0; first + n_together <= places.size(); first += n_together) {
-            ggml_backend_tensor_set(ids, places.data() + first, 0, n_together*sizeof(int32_t));
-            if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
-                return 0.0;
-            }
-            n_read += n_together*bytes;
-        }
-    } while (!is_done.load());
-    return (ggml_time_us() - begin_us)*1e-6/n_read;
+// Hidden columns that are about so much of an expert, as a row can be cut, and never all.
+static int64_t columns_of(const ostinato_expert_ffn & ffn, double percent) {
+    const int64_t step = ostinato_link_step(ffn);
+    return std::max<int64_t>(0, std::min((int64_t) (percent/100.0*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step));
 }
 
-// The CPU branch alone, then both sides of link sharing at once, with as many experts as decode steps have: the link half of their columns, the CPU
-// branch whole ones. Speeds are per byte.
-void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
-    constexpr size_t DECODE = 2; // cold experts of a layer in a step
-    const int64_t step = ostinato_link_step(*layer.ffn);
-    const ggml_context_ptr ctx(ggml_init({ 6*ggml_tensor_overhead(), nullptr, true }));
-    const ostinato_link link = make_link(g, i, (int32_t) (layer.ffn->n_ff()/2/step*step), ctx.get(), g.state.get());
-    ostinato_speeds & speeds = g.client.speeds;
-    if (link.columns == 0) {
-        return;
+// The products of a link's share of some experts, one step after the other, by a thread of its own.
+class link_products {
+public:
+    // With so many experts in a step, which are `places` in turn.
+    link_products(ggml_backend_dev_t device, const ostinato_link & link, const std::vector<int32_t> & places, size_t n_together) :
+        places(places), n_together(n_together), backend(ggml_backend_dev_init(device, nullptr)),
+        ctx(ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true })) {
+        const auto tensor = [](const ggml_tensor * t) { return const_cast<ggml_tensor *>(t); };
+        const ostinato_expert_ffn & experts = link.experts;
+        ggml_tensor * x = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, experts.gate->ne[0], 1, 1);
+        ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, (int64_t) n_together, 1);
+        ggml_tensor * gate   = ggml_mul_mat_id(ctx.get(), tensor(experts.gate), x, ids);
+        ggml_tensor * hidden = ggml_swiglu_split(ctx.get(), gate, ggml_mul_mat_id(ctx.get(), tensor(experts.up), x, ids));
+        graph = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, ggml_mul_mat_id(ctx.get(), tensor(experts.down), hidden, ids));
+        buffer.reset(backend ? ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()) : nullptr);
+        if (buffer) {
+            ggml_backend_buffer_clear(buffer.get(), 0);
+        }
+        is_failed.store(!buffer);
+        bytes_per_expert = 2*link.columns*experts.gate->nb[1] + experts.down->ne[1]*ggml_row_size(experts.down->type, link.columns);
+        thread = std::thread([this] { run(); });
     }
-    std::vector<int32_t> places;
-    for (const int32_t e : experts) {
-        const int32_t place = place_of(g.layers[i], e, link);
-        if (place >= 0) {
-            places.push_back(place);
+
+    ~link_products() {
+        is_done.store(true);
+        thread.join();
+    }
+
+    void begin_step() { n_begun.fetch_add(1); }
+
+    void end_step() const {
+        while (n_ended.load() != n_begun.load()) {
         }
     }
-    if (places.size() < DECODE) {
-        return;
+
+    // Seconds per byte, launches included, after end_step(); infinity where they fail.
+    double seconds() const { return is_failed.load() || n_ended.load() == 0 ? std::numeric_limits<double>::infinity() : us*1e-6/(n_ended.load()*n_together*bytes_per_expert); }
+
+private:
+    void run() {
+        size_t first = 0;
+        while (!is_done.load()) {
+            if (n_begun.load() == n_ended.load()) {
+                continue;
+            }
+            const int64_t begin_us = ggml_time_us();
+            if (!is_failed.load()) {
+                ggml_backend_tensor_set(ids, places.data() + first, 0, n_together*sizeof(int32_t));
+                is_failed.store(ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS);
+            }
+            first = first + 2*n_together <= places.size() ? first + n_together : 0;
+            us += ggml_time_us() - begin_us;
+            n_ended.fetch_add(1);
+        }
     }
-    ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
-    speeds.cpu_row_in_step = team.measure(layer, experts, 1, DECODE);
+
+    const std::vector<int32_t> & places;
+    size_t n_together;
+    ggml_backend_ptr backend;
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
+    ggml_tensor * ids   = nullptr;
+    ggml_cgraph * graph = nullptr;
+    size_t bytes_per_expert = 0;
+    int64_t us = 0; // the thread's, until n_ended tells
+    std::atomic<bool> is_failed { false };
     std::atomic<bool> is_done { false };
-    double in_place = 0.0;
-    std::thread products([&] { in_place = measure_products(g.device, link, places, DECODE, is_done); });
-    speeds.cpu_row_beside_link = team.measure(layer, experts, 1, DECODE);
-    is_done.store(true);
-    products.join();
-    speeds.in_place_beside_cpu = in_place > 0.0 ? in_place : std::numeric_limits<double>::infinity();
-    // else a measurement was disturbed: nothing is faster with the link at work
-    speeds.cpu_row_in_step = std::min(speeds.cpu_row_in_step, speeds.cpu_row_beside_link);
-    speeds.cpu_row         = std::min(speeds.cpu_row, speeds.cpu_row_in_step);
+    std::atomic<uint32_t> n_begun { 0 };
+    std::atomic<uint32_t> n_ended { 0 };
+    std::thread thread; // last: it uses the others
+};
+
+// Steps as decode has them, with the CPU branch alone and with the link at several shares: the same experts at the same time on both sides, since what
+// one of them finds in the processor's cache the other has read, and what both read comes from the same memory.
+void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
+    constexpr size_t DECODE = 2; // cold experts of a layer in a step
+    ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
+    const int64_t n_ff = layer.ffn->n_ff();
+    std::set<int64_t> shares;
+    for (const int percent : { 12, 25, 37, 50 }) {
+        shares.insert(columns_of(*layer.ffn, limits.link_percent != 0 ? limits.link_percent : percent));
+    }
+    shares.erase(0);
+    std::vector<ostinato_shared_step> measured;
+    double alone = 0.0;
+    for (const int64_t columns : shares) {
+        const ggml_context_ptr ctx(ggml_init({ 6*ggml_tensor_overhead(), nullptr, true }));
+        const ostinato_link link = make_link(g, i, (int32_t) columns, ctx.get(), g.state.get());
+        std::vector<int32_t> ids;
+        std::vector<int32_t> places;
+        for (const int32_t e : experts) {
+            const int32_t place = link.columns > 0 ? place_of(g.layers[i], e, link) : -1;
+            if (place >= 0) {
+                ids.push_back(e);
+                places.push_back(place);
+            }
+        }
+        if (places.size() < DECODE) {
+            return;
+        }
+        alone = measured.empty() ? team.measure(layer, ids, 1, DECODE) : alone;
+        link_products products(g.device, link, places, DECODE);
+        const double seconds = team.measure(layer, ids, 1, DECODE, { (int32_t) columns, [&] { products.begin_step(); }, [&] { products.end_step(); } });
+        measured.push_back({ columns, seconds, products.seconds() });
+    }
+    const ostinato_shared_step * chosen = ostinato_choose_shared_step(measured, limits.link_percent > 0 ? std::numeric_limits<double>::infinity() : alone);
+    if (chosen) {
+        g.link_percent           = 100.0*chosen->columns/n_ff;
+        g.client.speeds.in_place = chosen->in_place;
+    }
+    std::string told;
+    for (const ostinato_shared_step & shared : measured) {
+        told += format(", %.1f with %lld of %lld columns in place", 1e-9/shared.seconds, (long long) shared.columns, (long long) n_ff);
+    }
+    LLAMA_LOG_INFO("%s: %s: decode steps at %.1f GB/s by the CPU alone%s\n", __func__, ggml_backend_dev_name(g.device), alone > 0.0 ? 1e-9/alone : 0.0, told.c_str());
 }
 
 // Hidden columns that the link gets of the group's layer.
 int32_t ostinato_placement::link_columns(const group & g, size_t i) const {
-    const ostinato_expert_ffn & ffn = *layers[g.layers[i]].ffn;
-    const int64_t step = ostinato_link_step(ffn);
-    if (limits.link_percent > 0) {
-        return (int32_t) std::min((int64_t) (limits.link_percent/100.0*ffn.n_ff()/step + 0.5)*step, ffn.n_ff() - step);
-    }
-    return limits.link_percent < 0 ? 0 : (int32_t) ostinato_choose_link_columns(g.client.speeds, ffn.n_ff(), step);
+    return (int32_t) columns_of(*layers[g.layers[i]].ffn, limits.link_percent != 0 ? limits.link_percent : g.link_percent);
 }
 
 // Views of the layer's experts where they are in host memory, `columns` hidden columns wide. Without columns where no kernel takes them.

@@ -47,7 +47,10 @@ struct ostinato_request {
     int32_t  link_columns; // 0: the CPU branch computes whole experts
     int32_t  is_followed;  // by a step of the next layer that waits for uploads too
     int32_t  rest_us;      // since the last uploads were there
-    uint32_t padding_0[7];
+    int32_t  copy_us;      // that they took from their decision on
+    int32_t  hot_us;       // from the last PUBLISH until the hot experts' products were there
+    int32_t  chain_us;     // from then or the last upload until JOIN
+    uint32_t padding_0[4];
 
     uint32_t answer;   // by the CPU, in a cache line of its own
     uint32_t padding_1[15];
@@ -79,7 +82,11 @@ struct ostinato_mailbox_state {
     uint64_t waited_ns;    // by JOIN
     uint64_t n_linked;     // cold routes that the link had a share of
     uint64_t decode_waited_ns; // of waited_ns, in steps of one token
-    uint64_t copied_ns;    // when the last step's uploads were there, by the GPU's clock
+    uint64_t published_ns; // when the last step was published, by the GPU's clock,
+    uint64_t decided_ns;   // when its uploads began,
+    uint64_t copied_ns;    // when they were there,
+    uint64_t hot_ns;       // when the hot experts' products were,
+    uint64_t joined_ns;    // and when JOIN began
     int32_t  n_prefetched; // of `prefetched`, at this moment
 };
 

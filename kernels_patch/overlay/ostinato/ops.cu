@@ -26,6 +26,10 @@ static __device__ __forceinline__ uint64_t now_ns() {
     return ns;
 }
 
+static __device__ __forceinline__ uint32_t micros_between(const uint64_t begin_ns, const uint64_t end_ns) {
+    return end_ns > begin_ns ? (uint32_t) min((end_ns - begin_ns)/1000, (uint64_t) 1000000000) : 0;
+}
+
 // By device: the last PUBLISH of the graph being submitted. A layer that follows it lies in another graph.
 static const ggml_tensor * unfollowed_of[GGML_CUDA_MAX_DEVICES];
 
@@ -94,8 +98,12 @@ static __device__ __forceinline__ void publish_signal(const publish_args & a, co
     store_volatile(&request->n_cold,   n_cold);
     store_volatile(&request->is_staged,    a.is_staged);
     store_volatile(&request->is_followed,  a.is_followed);
-    store_volatile(&request->rest_us,      (uint32_t) min((now_ns() - state->copied_ns)/1000, (uint64_t) 1000000000));
+    store_volatile(&request->rest_us,      micros_between(state->copied_ns, now_ns()));
+    store_volatile(&request->copy_us,      micros_between(state->decided_ns, state->copied_ns));
+    store_volatile(&request->hot_us,       micros_between(state->published_ns, state->hot_ns));
+    store_volatile(&request->chain_us,     micros_between(max(state->copied_ns, state->hot_ns), state->joined_ns));
     store_volatile(&request->link_columns, a.link_columns);
+    state->published_ns  = now_ns();
     state->n_published  += 1;
     state->n_cold_total += n_cold;
     const uint32_t sequence = state->sequence + 1;
@@ -197,6 +205,9 @@ static __global__ void copy_experts(const ostinato_mailbox mailbox) {
                 }
             }
             __threadfence_system();
+            if (blockIdx.x == 0) {
+                state->decided_ns = now_ns();
+            }
         }
     }
     __syncthreads();
@@ -326,6 +337,9 @@ static __device__ bool join_wait(const ostinato_mailbox & mailbox, const bool is
     const uint32_t sequence = state->sequence;
     const uint64_t begin    = now_ns();
     uint64_t now = begin;
+    if (is_counted) {
+        state->joined_ns = begin;
+    }
     while (load_volatile(&mailbox.request->answer) != sequence) {
         now = now_ns();
         if (now - begin > mailbox.timeout_ns || load_volatile(&mailbox.request->failed)) {
@@ -381,6 +395,10 @@ static void join(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     CUDA_CHECK(cudaGetLastError());
 }
 
+static __global__ void note_hot(ostinato_mailbox_state * state) {
+    state->hot_ns = now_ns();
+}
+
 static __global__ void stage_routes(
         const ostinato_mailbox mailbox, const int32_t * ids, int32_t * staged_ids, const int n_experts, const int k, const int n_routes,
         const int64_t stride_id, const int64_t stride_token) {
@@ -404,6 +422,7 @@ static void stage(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         return;
     }
     cudaStream_t stream = ctx.stream();
+    note_hot<<<1, 1, 0, stream>>>(mailbox.state);
     CUDA_CHECK(cudaStreamWaitEvent(stream, (cudaEvent_t) mailbox.joined, 0));
     stage_routes<<<(n_routes + BLOCK - 1)/BLOCK, BLOCK, 0, stream>>>(
         mailbox, (const int32_t *) ids->data, (int32_t *) dst->data, n_experts, k, n_routes, ids->nb[0]/sizeof(int32_t), ids->nb[1]/sizeof(int32_t));
@@ -459,10 +478,15 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
 }
 
 // The uploads of a graph are joined within it, or it could not be captured.
-void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
+bool ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
     const ggml_tensor * last = nullptr;
-    for (int i = graph->n_nodes - 1; i >= 0 && !last; --i) {
-        last = ostinato_op_of(graph->nodes[i]) == OSTINATO_OP_PUBLISH ? graph->nodes[i] : nullptr;
+    bool is_uploading = false;
+    for (int i = graph->n_nodes - 1; i >= 0; --i) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (ostinato_op_of(node) == OSTINATO_OP_PUBLISH) {
+            last = last ? last : node;
+        }
+        is_uploading |= ostinato_op_of(node) == OSTINATO_OP_STAGE;
     }
     unfollowed_of[ctx.device] = last;
 #ifdef USE_CUDA_GRAPH
@@ -474,4 +498,5 @@ void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * g
     GGML_UNUSED(ctx);
     GGML_UNUSED(key);
 #endif
+    return !is_uploading;
 }

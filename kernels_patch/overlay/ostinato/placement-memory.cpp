@@ -154,13 +154,13 @@ size_t ostinato_placement::borrow(const hot_sets & wanted) {
 
 const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_tokens) const {
     const group & g = *groups[group_of[layer]];
-    return g.is_gpu() ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
+    return g.is_gpu() && !g.client.uploads.has_none(n_tokens) ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
 }
 
 // With the experts of the first layer that has enough of them in page-locked memory.
 void ostinato_placement::measure_speeds(group & g) {
     constexpr size_t FEW  = 8;
-    constexpr size_t MANY = 64; // more than the processor's cache holds
+    constexpr size_t MANY = 128; // more than the processor's cache holds
     for (size_t i = 0; i < g.layers.size(); ++i) {
         const ostinato_cold_layer & layer = g.client.layers[i];
         std::vector<int32_t> experts;
@@ -192,9 +192,9 @@ void ostinato_placement::measure_speeds(group & g) {
         speeds.link = std::min(upload_all(), upload_all());
         measure_sharing(g, i, plain, experts);
         speeds.is_default = false;
-        LLAMA_LOG_INFO("%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link; in decode steps "
-            "%.1f GB/s by the CPU alone, %.1f and %.1f GB/s by CPU and link at once; %d threads\n", __func__, ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link,
-            1e-9/speeds.cpu_row_in_step, 1e-9/speeds.cpu_row_beside_link, 1e-9/speeds.in_place_beside_cpu, team.n_threads());
+        LLAMA_LOG_INFO(
+            "%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link; %d threads\n", __func__,
+            ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link, team.n_threads());
         return;
     }
 }

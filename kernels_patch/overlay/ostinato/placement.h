@@ -170,6 +170,7 @@ private:
         ggml_context_ptr        link_ctx;
         ggml_backend_buffer_ptr link_buffer; // the tables
         std::vector<ostinato_link> links;    // by layer; empty before speeds are known
+        double link_percent = 0.0;           // of the hidden columns, as measured
 
         bool is_gpu() const { return memory.cuda != nullptr; }
     };

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
+#include <utility>
 
 double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows) {
     constexpr int32_t MANY = 16; // rows that share one decoding of the weights
@@ -22,22 +22,22 @@ double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32
     return bytes*seconds;
 }
 
-int64_t ostinato_choose_link_columns(const ostinato_speeds & speeds, int64_t columns, int64_t step) {
-    int64_t chosen = 0;
-    double seconds = speeds.cpu_row_in_step;
-    for (int64_t c = step; c < columns; c += step) {
-        const double share = (double) c/columns;
-        const double later = std::max(share*speeds.in_place_beside_cpu, (1.0 - share)*speeds.cpu_row_beside_link);
-        if (later < seconds) {
-            chosen  = c;
-            seconds = later;
+const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostinato_shared_step> & measured, double alone) {
+    constexpr double LEAST = 0.03; // of the time, else it is as likely to be the measurement's
+    const ostinato_shared_step * chosen = nullptr;
+    double seconds = (1.0 - LEAST)*alone;
+    for (const ostinato_shared_step & step : measured) {
+        if (step.seconds < seconds) {
+            chosen  = &step;
+            seconds = step.seconds;
         }
     }
     return chosen;
 }
 
-std::vector<int32_t> ostinato_choose_uploads(
-        const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads, double head_start) {
+ostinato_upload_choice ostinato_choose_uploads(
+        const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
+        double head_start) {
     double cpu = 0.0;
     std::vector<int32_t> order;
     for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
@@ -48,17 +48,21 @@ std::vector<int32_t> ostinato_choose_uploads(
     }
     // what costs the CPU most comes first, since every upload costs the link the same
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return rows[a] > rows[b]; });
-    double link = -head_start;
-    std::vector<int32_t> uploads;
-    for (const int32_t i : order) {
-        const double next_cpu  = cpu - ostinato_cpu_seconds(speeds, bytes, rows[i]);
-        const double next_link = link + bytes*speeds.link;
-        if ((int32_t) uploads.size() == max_uploads || std::max(next_cpu, next_link) >= std::max(cpu, link)) {
-            break;
+    order.resize(std::min<size_t>(order.size(), std::max(max_uploads, 0)));
+    // a single one may not pay for what all have in common, and several may
+    size_t n_best = 0;
+    double best   = std::max(costs.cpu_alone*cpu, costs.hot + costs.chain);
+    double link   = -head_start;
+    const double without = std::max(costs.cpu_alone*cpu, costs.hot);
+    for (size_t n = 1; n <= order.size(); ++n) {
+        cpu  -= ostinato_cpu_seconds(speeds, bytes, rows[order[n - 1]]);
+        link += bytes*costs.link;
+        const double later = std::max(costs.cpu*cpu, std::max(costs.hot, link) + costs.chain);
+        if (later < best) {
+            n_best = n;
+            best   = later;
         }
-        uploads.push_back(i);
-        cpu  = next_cpu;
-        link = next_link;
     }
-    return uploads;
+    order.resize(n_best);
+    return { std::move(order), best, without };
 }

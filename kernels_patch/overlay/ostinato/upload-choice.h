@@ -15,10 +15,17 @@ struct ostinato_speeds {
     double cpu_few  = 1.0/25e9;  // with 4 rows
     double cpu_rows = 1.0/10e9;  // with 16 rows
     double link     = 1.0/20e9;  // seconds per byte uploaded
-    double cpu_row_in_step     = 1.0/40e9; // with one row, in a decode step, which has few experts
-    double cpu_row_beside_link = 1.0/30e9; // the same while the link works,
-    double in_place_beside_cpu = 1.0/15e9; // where the GPU computes them in place
+    double in_place = 1.0/15e9;  // seconds per byte that the GPU computes in place in a decode step, beside the CPU branch
     bool is_default = true;      // nothing was measured
+};
+
+// What uploads cost beside the CPU branch; see upload-costs.h.
+struct ostinato_upload_costs {
+    double link;            // seconds per byte uploaded
+    double hot       = 0.0; // seconds of the GPU for hot experts, beside both
+    double chain     = 0.0; // and for those uploaded, after both hot experts and the last upload
+    double cpu       = 1.0; // the CPU branch's time over what its speeds say: beside uploads,
+    double cpu_alone = 1.0; // and without
 };
 
 // Seconds of the CPU branch for an expert of so many bytes and rows.
@@ -33,11 +40,24 @@ inline int ostinato_size_class(int64_t n_tokens) {
     return n;
 }
 
-// Of the hidden columns of each cold expert of a decode step, how many the GPU computes in place: a multiple of `step` below `columns`, 0 where the
-// CPU branch alone ends no later. CPU and link read the same memory, which may be all that counts.
-int64_t ostinato_choose_link_columns(const ostinato_speeds & speeds, int64_t columns, int64_t step);
+// A decode step's cold experts with so many of their hidden columns computed by the GPU in place, beside the CPU branch.
+struct ostinato_shared_step {
+    int64_t columns;
+    double seconds;  // until both are through
+    double in_place; // seconds per byte of the GPU
+};
+
+// The one of `measured` that ends first, nullptr where the CPU branch alone ends about as early: CPU and link read the same memory, which may be all that counts.
+const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostinato_shared_step> & measured, double alone);
+
+struct ostinato_upload_choice {
+    std::vector<int32_t> uploads;
+    double seconds;         // until CPU, link and GPU are through with the layer's experts,
+    double seconds_without; // and in a pass that uploads nothing and has no product chain for it
+};
 
 // The experts to upload, as indices into `rows`, at most `max_uploads`. rows[i] < 0: expert i cannot be uploaded, and the CPU has -rows[i] rows of it.
 // The link begins `head_start` seconds before the CPU.
-std::vector<int32_t> ostinato_choose_uploads(
-    const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads, double head_start = 0.0);
+ostinato_upload_choice ostinato_choose_uploads(
+    const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
+    double head_start = 0.0);

@@ -41,7 +41,11 @@ void ostinato_uploads::decide(
     const ostinato_cold_layer & layer = layers[request.layer];
     const int64_t expert_bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
     const uint32_t now         = epoch.load();
-    const bool is_next         = last.epoch == now && last.is_followed && last.layer + 1 == request.layer && last.n_tokens == request.n_tokens;
+    const bool is_same_pass    = last.epoch == now && last.layer + 1 == request.layer && last.n_tokens == request.n_tokens;
+    const bool is_next         = is_same_pass && last.is_followed;
+    if (is_same_pass) {
+        learn(request);
+    }
     if (is_next) {
         prefetch.add_rest(request.n_tokens, request.rest_us*1e-6);
     }
@@ -52,11 +56,13 @@ void ostinato_uploads::decide(
     for (size_t g = 0; g < all.groups.size(); g += 2) {
         rows.push_back(layer.pinned[all.groups[g]] ? all.rows_of(g) : -all.rows_of(g));
     }
-    ostinato_speeds assumed = speeds;
-    if (request.n_tokens >= limits.all_tokens) {
-        assumed.link = 0.0;
+    const bool is_all = request.n_tokens >= limits.all_tokens;
+    const ostinato_upload_costs costs = is_all ? ostinato_upload_costs { 0.0 } : log.costs(request.n_tokens, speeds.link);
+    const ostinato_upload_choice choice = ostinato_choose_uploads(speeds, costs, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0);
+    const std::vector<int32_t> & chosen = choice.uploads;
+    if (!is_all) {
+        log.add_choice(request.n_tokens, choice);
     }
-    const std::vector<int32_t> chosen = ostinato_choose_uploads(assumed, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0);
 
     std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
     mailbox.request->n_copies     = 0;
@@ -73,6 +79,8 @@ void ostinato_uploads::decide(
     last.layer       = request.layer;
     last.n_tokens    = request.n_tokens;
     last.is_followed = is_followed;
+    last.predicted   = 0.0;
+    last.cpu         = 0.0;
 
     kept.cold.clear();
     kept.groups.clear();
@@ -81,7 +89,29 @@ void ostinato_uploads::decide(
             kept.cold.insert(kept.cold.end(), all.cold.begin() + all.begin_of(g), all.cold.begin() + all.groups[g + 1]);
             kept.groups.push_back(all.groups[g]);
             kept.groups.push_back((int32_t) kept.cold.size());
+            last.predicted += ostinato_cpu_seconds(speeds, expert_bytes, all.rows_of(g));
         }
+    }
+}
+
+void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds) {
+    prefetch.add_step(request.layer, request.n_tokens, all.groups);
+    last.cpu = last.predicted > 0.0 ? seconds/last.predicted : 0.0;
+    if (last.bytes == 0 && last.cpu > 0.0) {
+        log.add_alone(request.n_tokens, last.cpu);
+    }
+}
+
+void ostinato_uploads::begin_pass() {
+    for (size_t size = 0; size < without.size(); ++size) {
+        without[size] = log.is_closed((int64_t) 1 << size);
+    }
+}
+
+// What the last layer's uploads took, which the next one's request tells.
+void ostinato_uploads::learn(const ostinato_request & request) {
+    if (last.bytes > 0 && last.cpu > 0.0 && request.copy_us > 0) {
+        log.add_shared(request.n_tokens, { request.copy_us*1e-6/last.bytes, request.hot_us*1e-6, request.chain_us*1e-6, last.cpu });
     }
 }
 
@@ -111,9 +141,10 @@ void ostinato_uploads::stage(
         most = std::max(most, mailbox.decided_slots[expert] + 1);
     }
     note_places(mailbox.request->n_tokens, most);
+    last.bytes = (int64_t) ((chosen.size() - n_there)*ostinato_expert_bytes(*layer.ffn));
     n_uploaded += chosen.size();
     n_foreseen += n_there;
-    bytes      += (chosen.size() - n_there)*ostinato_expert_bytes(*layer.ffn);
+    bytes      += last.bytes;
 }
 
 // A step of so many tokens uses the first n places.

@@ -9,6 +9,7 @@
 #include "mailbox.h"
 #include "prefetch.h"
 #include "upload-choice.h"
+#include "upload-costs.h"
 
 #include <algorithm>
 #include <array>
@@ -62,11 +63,17 @@ public:
         const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers, const ostinato_speeds & speeds,
         const ostinato_cold_routes & all, ostinato_cold_routes & kept);
 
+    // A pass is about to be submitted; from now on graphs are built for has_none() as it is. The thread that builds them.
+    void begin_pass();
+
+    // Whether passes of so many tokens are as early without uploads.
+    bool has_none(int64_t n_tokens) const { return without[ostinato_size_class(n_tokens)]; }
+
     // What lies in the staging buffer is void from now on: something else uses the memory. Any thread.
     void forget() { epoch.fetch_add(1); }
 
-    // The step has been answered.
-    void end(const ostinato_request & request, const ostinato_cold_routes & all) { prefetch.add_step(request.layer, request.n_tokens, all.groups); }
+    // The step has been answered. The CPU branch took `seconds` for what decide() has left to it.
+    void end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds);
 
     const ostinato_upload_limits limits;
 
@@ -82,6 +89,7 @@ public:
 private:
     int32_t places_of(const ostinato_expert_ffn & staging) const { return (int32_t) std::min<int64_t>(staging.down->ne[2], max_places.load()); }
     int32_t next_free(int32_t place) const;
+    void learn(const ostinato_request & request);
     void note_places(int64_t n_tokens, int32_t n);
     void add_copies(const ostinato_mailbox & mailbox, const ostinato_cold_layer & layer, int32_t expert, int32_t place);
     void stage(
@@ -92,6 +100,8 @@ private:
     bool is_computed_from(const ostinato_expert_ffn & staging, const char * begin, const char * end) const;
 
     ostinato_prefetch prefetch;
+    ostinato_upload_log log;
+    std::array<bool, 32> without = {}; // by the power of two that a pass's tokens reach
     std::vector<int32_t> rows;
     std::vector<uint8_t> is_taken; // places that the step computes from
 
@@ -103,6 +113,9 @@ private:
         int32_t layer    = -1;
         int32_t n_tokens = 0;
         bool is_followed = false;
+        int64_t bytes    = 0;   // uploaded
+        double predicted = 0.0; // seconds of the CPU branch by its speeds
+        double cpu       = 0.0; // what it took, over that; 0: unknown
         std::vector<int32_t> place_of; // (n_experts of the next layer), -1: none
     } last;
 };

@@ -121,19 +121,25 @@ def test_what_the_rest_leaves_of_the_memory_is_for_experts_of_either_kind(script
     assert (count["setting"]["cpu_layers"], count["on_gpu"], count["only"]) == (4, True, ["d"])
 
 
-def test_where_experts_have_memory_of_their_own_routes_are_counted_with_what_fits_it(
+def test_where_experts_have_memory_of_their_own_routes_are_counted_with_what_fits_on_the_gpu(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.plan = replace(scripted.plan, pool_bytes=200)
     scripted.compare(gpu_bytes=None)
-    assert [job["setting"]["cpu_layers"] for job in scripted.jobs("count")] == [2]
+    assert [job["setting"]["cpu_layers"] for job in scripted.jobs("count")] == [0]
     counting = 'elif job["do"] == "count":\n'
-    refused = f"{counting}    if setting['cpu_layers'] < 4:\n"
+    refused = f"{counting}    if setting['cpu_layers'] < 2:\n"
+    refused += "        tell(event='loaded', load_s=1, gpu_bytes=0)\n"
+    refused += "        tell(event='counted', session='d', layers=[0], prefill=[[9]], decode=[[9]], new_tokens=1,\n"
+    refused += "             output_tokens=1, turns=1)\n"
+    refused += "        os.abort()\n"
+    refused += "    if setting['cpu_layers'] < 4:\n"
     refused += "        print(json.dumps(dict(event='failed', kind='engine_load_error', reason='no', log='')))\n"
     refused += "        sys.exit()\n"
     (scripted.folder / "scripted.py").write_text(SCRIPTED.replace(counting, refused))
     outcome = scripted.compare(gpu_bytes=None)
-    assert [job["setting"]["cpu_layers"] for job in scripted.jobs("count")] == [2, 4]
+    assert [job["setting"]["cpu_layers"] for job in scripted.jobs("count")] == [0, 2, 4]
+    # What was counted before it came to nothing is not counted twice.
     assert outcome.chosen.learned.hot.sum() == 17
 
 
@@ -172,6 +178,14 @@ def test_layers_go_to_the_cpu_until_a_candidate_fits(scripted: Scripted, monkeyp
 def test_trials_are_as_short_as_they_are_asked_to_be(scripted: Scripted) -> None:
     scripted.compare(trial_turns=1)
     assert {job["turns"] for job in scripted.jobs("replay") if job["only"] == ["d"]} == {1}
+
+
+def test_a_setting_that_has_no_rival_need_not_be_tried(scripted: Scripted) -> None:
+    only = [Setting("ostinato", "ostinato"), Setting("stock", "stock", cpu_layers=2)]
+    outcome = scripted.compare(candidates=only, seconds=30.0, trial_turns=0)
+    assert {tuple(job["only"]) for job in scripted.jobs("replay")} == {("h", "g")}
+    assert len(outcome.turns) == 2 * 6
+    assert outcome.chosen.search == ()
 
 
 def test_repeats_take_turns_and_settings_that_crash_are_not_tried_again(

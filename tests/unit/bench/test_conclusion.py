@@ -71,6 +71,13 @@ def test_what_went_otherwise_than_planned_is_told() -> None:
     assert "ostinato: the engine kept 2 of 3 hot experts, more did not fit." in notes
 
 
+def test_stock_with_more_memory_than_the_others_is_told() -> None:
+    # One of two layers of 4,000 bytes is on the GPU, where hot experts and staging buffer may have 3,000.
+    assert any(note.endswith("(50.0%), more than that.") for note in concluded(PLAN, outcome(), {}).notes)
+    fits = Chosen(Learned(4000, HOT, 0.75), outcome().chosen.settings, ())
+    assert not any("more than that" in note for note in concluded(PLAN, outcome(chosen=fits), {}).notes)
+
+
 def test_what_is_chosen_survives_the_file_of_results() -> None:
     chosen = outcome().chosen
     again = chosen_from_json(json.loads(json.dumps(chosen.as_json())))

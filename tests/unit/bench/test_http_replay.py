@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -90,3 +92,32 @@ def test_a_server_that_is_not_there_is_told() -> None:
 
     with pytest.raises(EngineError, match="did not answer: refused"):
         replay(gone)
+
+
+def test_a_server_that_ends_a_connection_just_as_it_is_used_again_costs_nothing() -> None:
+    class OneAnswer(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        answered = False
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.answered:
+                self.close_connection = True
+                return
+            self.answered = True
+            answer = streamed(body).content
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), OneAnswer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        turns: list[TurnResult] = []
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.server_port}") as client:
+            replay_over_http(client, "tiny", [session("a")], Limits(), "server", turns.append)
+        server.shutdown()
+    assert len(turns) == 3

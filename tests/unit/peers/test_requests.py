@@ -42,12 +42,18 @@ import time
 from types import SimpleNamespace
 from freetoken.scheduler import scheduler
 class RequestAllFinished(Exception): pass
+class Tensor(list):
+    clone = list.copy
+    def fill_(self, token):
+        self[0] = token
+        return self
 class LLM:
     def __init__(self, model, **options):
         assert options["moe_cache_mem"] > 0 and options["max_running_req"] == 1
         self.tokenizer = scheduler.load_tokenizer(model)
         assert scheduler.load_eos_token_ids(model, self.tokenizer) == set()
-        self.engine = SimpleNamespace(moe_offload_cache=SimpleNamespace(cache_size=512))
+        sampler = SimpleNamespace(sample=lambda logits, arguments: Tensor([7]))
+        self.engine = SimpleNamespace(moe_offload_cache=SimpleNamespace(cache_size=512), sampler=sampler)
         self.status_map = {}
     def offline_send_result(self, reply):
         self.status_map[0].output_ids += [m.next_token for m in reply if hasattr(m, "next_token")]
@@ -58,7 +64,10 @@ class LLM:
         time.sleep(0.05)
         for token in range(sampling.max_tokens):
             time.sleep(0.002)
-            self.offline_send_result([SimpleNamespace(next_token=token + 7)])
+            said = self.engine.sampler.sample(None, None)[0]
+            self.offline_send_result([SimpleNamespace(next_token=said)])
+        # scheduled before the last reply was seen
+        assert self.engine.sampler.sample(None, None) == [7]
         self.tokenizer.decode([])
 """,
 }

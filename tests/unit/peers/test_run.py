@@ -45,7 +45,8 @@ def test_a_setting_that_takes_too_long_is_ended() -> None:
         "ktransformers", peer_named("ktransformers"), Work(model="none.gguf"), {}, 0.01, dict(os.environ)
     )
 
-    assert outcome.error.startswith("not done after 0 s")
+    # the last line is what the table has
+    assert outcome.error.splitlines()[-1] == "not done after 0 s"
     assert outcome.wall_s < 30
 
 

@@ -89,6 +89,15 @@ def test_an_engine_that_fails_at_first_is_not_asked_again() -> None:
     assert best(outcomes, REQUEST, GIB) is None
 
 
+def test_where_a_setting_that_should_be_good_fails_the_least_memory_is_run_after_all() -> None:
+    def run(options: Options) -> Outcome:
+        return Outcome("formula", options, None, "too little memory") if options["n-cpu-moe"] < 5 else formula(options)
+
+    outcomes = list(search(PEER, SHAPE, 12 * GIB, REQUEST, run, max_runs=3, start={"n-cpu-moe": 4}))
+
+    assert [o.options["n-cpu-moe"] for o in outcomes] == [4, 8, 5]
+
+
 def test_memory_that_cannot_be_measured_is_within_and_fits_nothing_more() -> None:
     def unmeasured(options: Options) -> Outcome:
         outcome = formula(options)

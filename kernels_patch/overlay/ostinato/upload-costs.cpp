@@ -1,0 +1,66 @@
+// Implementation of upload-costs.h.
+
+#include "upload-costs.h"
+
+#include <algorithm>
+
+void ostinato_upload_log::samples::add(double value) {
+    if (!is_fixed()) {
+        values[n++] = value;
+    }
+}
+
+double ostinato_upload_log::samples::median() const {
+    auto sorted = values;
+    std::nth_element(sorted.begin(), sorted.begin() + N_LAYERS/2, sorted.end());
+    return sorted[N_LAYERS/2];
+}
+
+ostinato_upload_costs ostinato_upload_log::costs(int64_t n_tokens, double link) const {
+    ostinato_upload_costs costs = { link };
+    const int size = ostinato_size_class(n_tokens);
+    const auto nearest = [&](samples size_class::* of) -> const samples * {
+        for (int distance = 0; distance < (int) by_size.size(); ++distance) {
+            for (const int at : { size - distance, size + distance }) {
+                if (at >= 0 && at < (int) by_size.size() && (by_size[at].*of).is_fixed()) {
+                    return &(by_size[at].*of);
+                }
+            }
+        }
+        return nullptr;
+    };
+    if (const samples * found = nearest(&size_class::link)) { // with it, its other costs are
+        costs.link  = found->median();
+        costs.hot   = nearest(&size_class::hot)->median();
+        costs.chain = nearest(&size_class::chain)->median();
+        costs.cpu   = nearest(&size_class::cpu)->median();
+    }
+    if (const samples * found = nearest(&size_class::alone)) {
+        costs.cpu_alone = found->median();
+    }
+    return costs;
+}
+
+void ostinato_upload_log::add_shared(int64_t n_tokens, const ostinato_upload_costs & found) {
+    size_class & size = by_size[ostinato_size_class(n_tokens)];
+    size.link.add(found.link);
+    size.hot.add(found.hot);
+    size.chain.add(found.chain);
+    size.cpu.add(found.cpu);
+}
+
+void ostinato_upload_log::add_alone(int64_t n_tokens, double cpu) {
+    by_size[ostinato_size_class(n_tokens)].alone.add(cpu);
+}
+
+void ostinato_upload_log::add_choice(int64_t n_tokens, const ostinato_upload_choice & choice) {
+    size_class & size = by_size[ostinato_size_class(n_tokens)];
+    if (!size.link.is_fixed() || size.n_choices == N_LAYERS) {
+        return;
+    }
+    size.seconds += choice.seconds;
+    size.without += choice.seconds_without;
+    if (++size.n_choices == N_LAYERS) {
+        size.is_closed.store(size.seconds > (1.0 - LEAST)*size.without);
+    }
+}
