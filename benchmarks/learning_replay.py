@@ -135,16 +135,7 @@ class Replay:
         """Coverage of held-out sessions n sessions after a wild one, and without it."""
         clean, tested = self.of("development"), self.of("held-out")
         half = len(clean) // 2
-        counts = np.sum(total_counts(clean), axis=0)
-        unused = np.argsort(np.argsort(counts, axis=1), axis=1) < counts.shape[1] // 2
-        wild = replace(
-            clean[0],
-            session="wild",
-            prefill=np.where(unused, WILD_FACTOR, 0).astype(np.int64),
-            decode=np.where(unused, WILD_FACTOR, 0).astype(np.int64),
-            new_tokens=10**9,
-            output_tokens=10**9,
-        )
+        wild = wild_session(clean)
         even = spread_evenly(self.places, self.slots(share))
         rows = []
         for n in range(len(clean) - half + 1):
@@ -194,6 +185,14 @@ class Replay:
                 "q_bounds_from_mu": [round(float(least.mean()), 4), round(float(most.mean()), 4)],
             }
         return told
+
+
+def wild_session(real: Sequence[SessionRoutes]) -> SessionRoutes:
+    """A session of a million routes to each expert of the half that real sessions use least, layer by layer."""
+    counts = np.sum(total_counts(real), axis=0)
+    unused = np.argsort(np.argsort(counts, axis=1), axis=1) < counts.shape[1] // 2
+    routes = np.where(unused, WILD_FACTOR, 0).astype(np.int64)
+    return replace(real[0], session="wild", prefill=routes, decode=routes, new_tokens=10**9, output_tokens=10**9)
 
 
 def _sessions(data: Any) -> list[Recorded]:

@@ -60,6 +60,11 @@ class Replayer:
         core: Any = self.bindings.llama_cpp.llama_cpp
         return int(core.llama_memory_seq_pos_max(core.llama_get_memory(self.run.context), 0)) + 1
 
+    def forget(self) -> None:
+        """Start with an empty context, whatever was played before."""
+        self.run.rewind(0)
+        self._read.clear()
+
     def play(self, session: RecordedSession, into: Played, *, between: Callable[[int], None] | None = None) -> None:
         """Show one session; `between` is called before each turn with its number."""
         before, new_tokens, output_tokens = self.counts(), 0, 0

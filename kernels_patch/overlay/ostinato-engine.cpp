@@ -10,7 +10,7 @@
 //   --ostinato-margin-mib N        memory of each GPU that stays free                       default: 1024
 //   --ostinato-pin-mib N           most host memory to page-lock for cold experts           default: what the system can spare
 //   --ostinato-threads N           of the CPU branch of layers on GPUs                      default: one per physical core, less one
-//   --ostinato-upload-tokens N     passes of so many tokens may upload cold experts         default: 32
+//   --ostinato-upload-tokens N     passes of so many tokens may upload cold experts         default: 64
 //   --ostinato-upload-all-tokens N in passes of so many, all that can be are uploaded       default: never; a choice per expert instead
 //   --ostinato-no-uploads          none ever does
 //   --ostinato-link-percent N      of a cold expert's hidden columns that the GPU reads in place in steps of few tokens

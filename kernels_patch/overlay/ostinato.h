@@ -78,7 +78,7 @@ struct ostinato_config {
     uint64_t pin_bytes;          // most host memory to page-lock for cold experts; 0: what the system can spare
     int32_t  n_threads;          // of the CPU branch of layers on GPUs, one number per process; 0: one per physical core, less one
     uint32_t timeout_ms;         // the longest wait for the CPU branch; 0: 20 s
-    uint32_t upload_tokens;      // passes of so many tokens may upload cold experts; 0: 32, UINT32_MAX: never
+    uint32_t upload_tokens;      // passes of so many tokens may upload cold experts; 0: 64, UINT32_MAX: never
     uint32_t upload_all_tokens;  // in passes of so many, the CPU branch gets only what cannot be uploaded; 0: never
     int32_t  link_percent;       // of a cold expert's hidden columns, read in place by the GPU in steps of few tokens; 0: by measured speeds, -1: none
     int32_t  borrow_percent;     // of the memory in which prefill stages uploads, lent to cold experts in decode; 0: all of it, -1: none

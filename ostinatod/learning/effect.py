@@ -1,28 +1,51 @@
-"""What a generation did on the sessions since, and whether the set before or the default would do better. Pure."""
+"""What a generation did on the sessions since, and whether the set before or the default would do better. Pure.
+
+A log can hold sessions that are no one's work. However well such a session is served, it never makes up for another:
+sessions are compared with the default one by one, and those below it are counted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinatod.learning.generations import Generation
 from ostinatod.profiles.coverage import coverage
-from ostinatod.profiles.rates import Forgetting
+from ostinatod.profiles.rates import Forgetting, in_order
 from ostinatod.profiles.route_log import SessionRoutes
 
 Mask = NDArray[np.bool_]
 
 JUDGED_SESSIONS = 3
-"""Sessions of its own that a generation is judged by; one alone may be unlike the rest."""
+"""Sessions of its own that a generation is judged by against the set before; one alone may be unlike the rest."""
 WORSE_BY = 0.01
 """Coverage that the generation before would have had more, from which it is returned to."""
 WORSE_THAN_DEFAULT_BY = 0.05
-"""Coverage that the default set would have had more, from which nobody waits for further sessions."""
+"""Coverage that the default set would have had more of a session, from which that counts as below the default."""
 DEFAULT_TOKENS = 64
-"""Read or written since, from which a set is compared with the default."""
+"""Read or written in a session, from which it is compared with the default."""
+NEWEST_SESSIONS = 4
+"""That a set is compared with the default on: before it is changed to on all, in use on its own."""
+LEFT_AFTER = 2
+"""Of these below the default, after which a set is left. After one, every wild session would cost the learned set; two
+among more would let fewer wild sessions do that, and two among fewer would let them hide the user's own."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """The sessions that a set served below the default, among the newest four of its own."""
+
+    below: int
+    among: int
+    coverage: float | None
+    """Of those below."""
+    coverage_default: float | None
+    """What the set without any knowledge of sessions would have covered of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +56,9 @@ class Effect:
     coverage: float | None
     coverage_before: float | None
     """What the set before would have covered of the same sessions."""
-    coverage_default: float | None
-    """What the set without any knowledge of sessions would have covered."""
-    tokens: int
-    """Read or written in these sessions."""
+    shortfall: Shortfall
+    is_before_safe: bool
+    """Whether there is a set before that `is_safe`."""
     tpot_ms: float | None
     """Median of the requests that the engine served with this generation."""
 
@@ -45,20 +67,7 @@ class Effect:
         """Whether the set before should be returned to."""
         if self.sessions < JUDGED_SESSIONS or self.coverage is None or self.coverage_before is None:
             return False
-        return self.coverage_before - self.coverage >= WORSE_BY
-
-    @property
-    def is_below_default(self) -> bool:
-        """Whether it was worse to have learned. A set that was learned from a wild log is recognised by that."""
-        if self.tokens < DEFAULT_TOKENS or self.coverage is None or self.coverage_default is None:
-            return False
-        return self.coverage_default - self.coverage >= WORSE_THAN_DEFAULT_BY
-
-    @property
-    def is_before_the_better_default(self) -> bool:
-        """Whether the set before would have covered no less than the default."""
-        before, default = self.coverage_before, self.coverage_default
-        return before is not None and default is not None and before >= default
+        return self.is_before_safe and self.coverage_before - self.coverage >= WORSE_BY
 
 
 def measure_effect(
@@ -76,7 +85,47 @@ def measure_effect(
         sessions=len(own),
         coverage=coverage(own, hot, forgetting).overall if own else None,
         coverage_before=coverage(own, before, forgetting).overall if own and before is not None else None,
-        coverage_default=coverage(own, default, forgetting).overall if own else None,
-        tokens=sum(session.tokens for session in own),
+        shortfall=_shortfall(own, hot, default, forgetting),
+        is_before_safe=before is not None and is_safe(sessions, before, default, forgetting),
         tpot_ms=median(tpots_ms) if tpots_ms else None,
     )
+
+
+def is_safe(sessions: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting) -> bool:
+    """Whether a set would have covered each of the newest four sessions no less than the default."""
+    pairs = _compared_newest(sessions, hot, default, forgetting)
+    return all(covered >= by_default - _ROUNDING for covered, by_default in pairs)
+
+
+def left_after(history: Sequence[Generation]) -> int:
+    """Sessions below the default after which the active set is left, given all generations, the newest first.
+
+    One is enough for what was learned from a single session, and for what follows on going back. Raises StopIteration
+    where no generation is active.
+    """
+    at, active = next((number, item) for number, item in enumerate(history) if item.state == "active")
+    replaced = next((item for item in history[at + 1 :] if item.state == "superseded"), None)
+    follows_return = active.source == "undo" or (replaced is not None and replaced.source == "undo")
+    return 1 if follows_return or active.sessions <= 1 else LEFT_AFTER
+
+
+def _shortfall(own: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting) -> Shortfall:
+    newest = _compared_newest(own, hot, default, forgetting)
+    below = [pair for pair in newest if pair[1] - pair[0] >= WORSE_THAN_DEFAULT_BY]
+    return Shortfall(
+        below=len(below),
+        among=len(newest),
+        coverage=mean(covered for covered, _ in below) if below else None,
+        coverage_default=mean(by_default for _, by_default in below) if below else None,
+    )
+
+
+def _compared_newest(
+    sessions: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting
+) -> list[tuple[float, float]]:
+    """Coverage by a set and by the default of the newest four sessions that are long enough, each alone."""
+    long_enough = [item for item in in_order(sessions) if not item.is_merged and item.tokens >= DEFAULT_TOKENS]
+    return [
+        (coverage([item], hot, forgetting).overall, coverage([item], default, forgetting).overall)
+        for item in long_enough[-NEWEST_SESSIONS:]
+    ]

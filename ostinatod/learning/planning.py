@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinatod.learning.effect import NEWEST_SESSIONS, is_safe
 from ostinatod.learning.timing import NOTHING_MEASURED, Timing
 from ostinatod.profiles.coverage import Coverage, coverage
 from ostinatod.profiles.heldout import HeldOut, evaluate, held_out
@@ -62,6 +63,8 @@ class Proposal:
     """Expected of this set."""
     tpot_ms_margin: float | None
     """Standard error of that."""
+    is_safe: bool
+    """Whether it would have covered each of the newest sessions no less than the set without any learning."""
     reasons: tuple[str, ...]
 
     @property
@@ -119,6 +122,8 @@ def _proposal(given: PlanningInput, hot: Mask, skew: Skew) -> Proposal:
     cold_now = now.cold_routes_per_token(n_layers, given.k) if now else None
     cold_then = expected.cold_routes_per_token(n_layers, given.k)
     step_time = given.timing.step_time
+    default = day_zero(given.places, given.pool_bytes, given.prior, given.k)
+    safe = is_safe(given.sessions, hot, default, given.forgetting)
     return Proposal(
         hot=hot,
         hot_experts=int(hot.sum()),
@@ -132,11 +137,14 @@ def _proposal(given: PlanningInput, hot: Mask, skew: Skew) -> Proposal:
         tpot_ms_now=step_time.tpot_ms(cold_now) if step_time and cold_now is not None else None,
         tpot_ms_predicted=step_time.tpot_ms(cold_then) if step_time else None,
         tpot_ms_margin=step_time.margin_ms(cold_then) if step_time else None,
-        reasons=_reasons(given, result, now, skew),
+        is_safe=safe,
+        reasons=_reasons(given, result, now, skew, safe),
     )
 
 
-def _reasons(given: PlanningInput, result: HeldOut | None, now: Coverage | None, skew: Skew) -> tuple[str, ...]:
+def _reasons(
+    given: PlanningInput, result: HeldOut | None, now: Coverage | None, skew: Skew, safe: bool
+) -> tuple[str, ...]:
     reasons = [skew.sentence]
     if result is None:
         reasons.append("There is one session so far; the next one shows how well it predicts.")
@@ -148,6 +156,11 @@ def _reasons(given: PlanningInput, result: HeldOut | None, now: Coverage | None,
         )
     if now is not None:
         reasons.append(f"The set in use covers {now.overall:.1%} of the same routes.")
+    if not safe:
+        reasons.append(
+            f"One of the newest {NEWEST_SESSIONS} sessions would have been covered less than by the set without any "
+            "learning, so this one is not applied by itself."
+        )
     if given.prior is not None:
         reasons.append("Counts of an imatrix stand in for one session before the first.")
     return (*reasons, *given.timing.reasons())

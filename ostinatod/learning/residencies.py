@@ -166,7 +166,7 @@ class Residencies:
     def _first(self, facts: ModelFacts, capacity: Capacity) -> tuple[Mask, Source, int]:
         """A set without regard to the one before: learned where sessions were logged, else that of day 0."""
         plan = make_plan(self._input(facts, capacity, None))
-        if plan.proposal is not None:
+        if plan.proposal is not None and plan.proposal.is_safe:
             return plan.proposal.hot, "learned", plan.sessions
         hot, source = self.default(facts, capacity)
         return hot, source, 0

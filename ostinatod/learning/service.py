@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ostinatod.config import FOREVER_S, Settings
 from ostinatod.errors import OstinatoError, PlanUnavailable
 from ostinatod.learning.application import Applied, apply_generation
-from ostinatod.learning.effect import JUDGED_SESSIONS, Effect, measure_effect
+from ostinatod.learning.effect import JUDGED_SESSIONS, Effect, left_after, measure_effect
 from ostinatod.learning.generations import Generation, Generations
 from ostinatod.learning.model_files import ModelFacts
 from ostinatod.learning.planning import Plan
@@ -151,22 +151,25 @@ class LearningService:
             if active is not None and effect is not None and effect.is_worse:
                 log.info("generation_did_worse model=%s generation=%d", record.name, active.generation)
                 return await self._go_back(record, facts, note=_worse(active, effect))
-            if active is not None and active.source == "undo" and (effect is None or effect.sessions < JUDGED_SESSIONS):
+            if active is None or active.source != "undo" or (effect and effect.sessions >= JUDGED_SESSIONS):
                 # Whoever went back has had a reason; it takes new sessions to overrule it.
-                return None
-            plan = await self._plan(record, facts)
-            if self._is_worth_it(plan, active):
-                return await self._apply_plan(record, facts, plan, note="applied between sessions")
-            if active is None or effect is None or not effect.is_below_default:
+                plan = await self._plan(record, facts)
+                if self._is_worth_it(plan, active):
+                    return await self._apply_plan(record, facts, plan, note="applied between sessions")
+            if active is None or effect is None or not await self._is_below_default(record, effect):
                 return None
             note = _below_default(active, effect)
-            if effect.is_before_the_better_default:
+            if effect.is_before_safe:
                 return await self._go_back(record, facts, note=note)
             return await self._return_to_default(record, facts, note=note)
 
+    async def _is_below_default(self, record: ModelRecord, effect: Effect) -> bool:
+        history = await asyncio.to_thread(self.generations.history, record.digest)
+        return effect.shortfall.below >= left_after(history)
+
     def _is_worth_it(self, plan: Plan, active: Generation | None) -> bool:
         proposal = plan.proposal
-        if proposal is None or not plan.skew.useful:
+        if proposal is None or not plan.skew.useful or not proposal.is_safe:
             return False
         if proposal.coverage_held_out is not None and proposal.coverage_held_out < proposal.coverage_uniform:
             # Better than the running set, perhaps, but worse than having learned nothing.
@@ -218,9 +221,10 @@ class LearningService:
         if capacity is None:
             return None
         log.info("generation_below_default model=%s", record.name)
-        hot, source = self._residencies.default(facts, capacity)
+        hot, _ = self._residencies.default(facts, capacity)
+        note = f"{note}; the set without any learning"
         residency, generation = await asyncio.to_thread(
-            lambda: self._residencies.draft(facts, hot, source, sessions=0, note=note)
+            lambda: self._residencies.draft(facts, hot, "undo", sessions=0, note=note)
         )
         return await apply_generation(self._loaded, self.generations, record, residency, generation, rolled_back=True)
 
@@ -307,7 +311,9 @@ def _worse(active: Generation, effect: Effect) -> str:
 
 
 def _below_default(active: Generation, effect: Effect) -> str:
+    short = effect.shortfall
     return (
-        f"generation {active.generation} covered {effect.coverage:.1%} of {effect.sessions} sessions, "
-        f"a set without any learning would have covered {effect.coverage_default:.1%}"
+        f"in {short.below} of its newest {short.among} session{'s' * (short.among != 1)} generation "
+        f"{active.generation} covered {short.coverage:.1%}, where a set without any learning would have covered "
+        f"{short.coverage_default:.1%}"
     )

@@ -154,7 +154,7 @@ size_t ostinato_placement::borrow(const hot_sets & wanted) {
 
 const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_tokens) const {
     const group & g = *groups[group_of[layer]];
-    return g.is_gpu() && !g.client.uploads.has_none(n_tokens) ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
+    return g.is_gpu() ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
 }
 
 // With the experts of the first layer that has enough of them in page-locked memory.

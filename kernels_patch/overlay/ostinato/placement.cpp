@@ -265,10 +265,9 @@ void ostinato_placement::announce(group & g, int64_t n_tokens, bool was_idle) {
         const int32_t seen = g.client.uploads.most_places[ostinato_size_class(n_tokens)].load();
         const bool is_known = seen > 0 && n_tokens < limits.upload.all_tokens;
         const int32_t most  = is_known ? seen + seen/4 + 2 : std::numeric_limits<int32_t>::max();
-        g.borrower->give_back(g.pool->staging_end(most)); // also where no more is staged: the graph may be an older one
+        g.borrower->give_back(g.pool->staging_end(most));
         g.client.uploads.max_places.store(most);
     }
-    g.client.uploads.begin_pass();
 }
 
 void ostinato_placement::end_passes() {

@@ -43,7 +43,7 @@ struct ostinato_limits {
     size_t margin_bytes = 1024ull*1024*1024; // of each GPU, left free
     int    n_threads    = 0;                 // 0: as many as are worth having
     uint64_t timeout_ns = 20'000'000'000;
-    ostinato_upload_limits upload = { 32, std::numeric_limits<int64_t>::max(), 0 };
+    ostinato_upload_limits upload = { 64, std::numeric_limits<int64_t>::max(), 0 };
     int64_t link_tokens  = 4; // steps of at most so many tokens have a part of their cold experts read in place by the GPU;
     int32_t link_percent = 0; // of the hidden columns: 0: by the measured speeds, -1: none
     int64_t borrow_tokens  = 4; // passes of at most so many tokens use experts in borrowed memory,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <utility>
 
 double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows) {
     constexpr int32_t MANY = 16; // rows that share one decoding of the weights
@@ -35,7 +34,7 @@ const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostin
     return chosen;
 }
 
-ostinato_upload_choice ostinato_choose_uploads(
+std::vector<int32_t> ostinato_choose_uploads(
         const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
         double head_start) {
     double cpu = 0.0;
@@ -53,7 +52,6 @@ ostinato_upload_choice ostinato_choose_uploads(
     size_t n_best = 0;
     double best   = std::max(costs.cpu_alone*cpu, costs.hot + costs.chain);
     double link   = -head_start;
-    const double without = std::max(costs.cpu_alone*cpu, costs.hot);
     for (size_t n = 1; n <= order.size(); ++n) {
         cpu  -= ostinato_cpu_seconds(speeds, bytes, rows[order[n - 1]]);
         link += bytes*costs.link;
@@ -64,5 +62,5 @@ ostinato_upload_choice ostinato_choose_uploads(
         }
     }
     order.resize(n_best);
-    return { std::move(order), best, without };
+    return order;
 }

@@ -50,14 +50,8 @@ struct ostinato_shared_step {
 // The one of `measured` that ends first, nullptr where the CPU branch alone ends about as early: CPU and link read the same memory, which may be all that counts.
 const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostinato_shared_step> & measured, double alone);
 
-struct ostinato_upload_choice {
-    std::vector<int32_t> uploads;
-    double seconds;         // until CPU, link and GPU are through with the layer's experts,
-    double seconds_without; // and in a pass that uploads nothing and has no product chain for it
-};
-
 // The experts to upload, as indices into `rows`, at most `max_uploads`. rows[i] < 0: expert i cannot be uploaded, and the CPU has -rows[i] rows of it.
 // The link begins `head_start` seconds before the CPU.
-ostinato_upload_choice ostinato_choose_uploads(
+std::vector<int32_t> ostinato_choose_uploads(
     const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
     double head_start = 0.0);

@@ -52,15 +52,3 @@ void ostinato_upload_log::add_shared(int64_t n_tokens, const ostinato_upload_cos
 void ostinato_upload_log::add_alone(int64_t n_tokens, double cpu) {
     by_size[ostinato_size_class(n_tokens)].alone.add(cpu);
 }
-
-void ostinato_upload_log::add_choice(int64_t n_tokens, const ostinato_upload_choice & choice) {
-    size_class & size = by_size[ostinato_size_class(n_tokens)];
-    if (!size.link.is_fixed() || size.n_choices == N_LAYERS) {
-        return;
-    }
-    size.seconds += choice.seconds;
-    size.without += choice.seconds_without;
-    if (++size.n_choices == N_LAYERS) {
-        size.is_closed.store(size.seconds > (1.0 - LEAST)*size.without);
-    }
-}

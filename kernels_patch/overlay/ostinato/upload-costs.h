@@ -3,15 +3,13 @@
 // chain of what was uploaded before it.
 //
 // The choice that follows from these costs decides which kernel computes an expert. So those of a size of passes are fixed after a few of its layers: from
-// then on the same prompt is computed the same way each time. Until then those of the nearest size that is known stand in. A size of which a few more layers
-// would have been as early without uploads has none from then on, and so no second product chain.
+// then on the same prompt is computed the same way each time. Until then those of the nearest size that is known stand in.
 
 #pragma once
 
 #include "upload-choice.h"
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,15 +26,7 @@ public:
     // A layer could have had some and had none: the CPU branch's time over what its speeds say.
     void add_alone(int64_t n_tokens, double cpu);
 
-    // A choice was made.
-    void add_choice(int64_t n_tokens, const ostinato_upload_choice & choice);
-
-    // Whether uploads are not worth it in passes of so many tokens. Any thread.
-    bool is_closed(int64_t n_tokens) const { return by_size[ostinato_size_class(n_tokens)].is_closed.load(); }
-
 private:
-    static constexpr double LEAST = 0.03; // of the time, that uploads must save
-
     struct samples {
         std::array<double, N_LAYERS> values;
         size_t n = 0;
@@ -51,10 +41,6 @@ private:
         samples chain;
         samples cpu;
         samples alone;
-        size_t n_choices = 0; // made with costs that are fixed
-        double seconds   = 0.0;
-        double without   = 0.0;
-        std::atomic<bool> is_closed { false };
     };
 
     std::array<size_class, 32> by_size = {}; // the power of two that the tokens reach

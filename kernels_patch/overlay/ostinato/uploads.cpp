@@ -58,11 +58,7 @@ void ostinato_uploads::decide(
     }
     const bool is_all = request.n_tokens >= limits.all_tokens;
     const ostinato_upload_costs costs = is_all ? ostinato_upload_costs { 0.0 } : log.costs(request.n_tokens, speeds.link);
-    const ostinato_upload_choice choice = ostinato_choose_uploads(speeds, costs, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0);
-    const std::vector<int32_t> & chosen = choice.uploads;
-    if (!is_all) {
-        log.add_choice(request.n_tokens, choice);
-    }
+    const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, costs, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0);
 
     std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
     mailbox.request->n_copies     = 0;
@@ -99,12 +95,6 @@ void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold
     last.cpu = last.predicted > 0.0 ? seconds/last.predicted : 0.0;
     if (last.bytes == 0 && last.cpu > 0.0) {
         log.add_alone(request.n_tokens, last.cpu);
-    }
-}
-
-void ostinato_uploads::begin_pass() {
-    for (size_t size = 0; size < without.size(); ++size) {
-        without[size] = log.is_closed((int64_t) 1 << size);
     }
 }
 

@@ -63,12 +63,6 @@ public:
         const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers, const ostinato_speeds & speeds,
         const ostinato_cold_routes & all, ostinato_cold_routes & kept);
 
-    // A pass is about to be submitted; from now on graphs are built for has_none() as it is. The thread that builds them.
-    void begin_pass();
-
-    // Whether passes of so many tokens are as early without uploads.
-    bool has_none(int64_t n_tokens) const { return without[ostinato_size_class(n_tokens)]; }
-
     // What lies in the staging buffer is void from now on: something else uses the memory. Any thread.
     void forget() { epoch.fetch_add(1); }
 
@@ -101,7 +95,6 @@ private:
 
     ostinato_prefetch prefetch;
     ostinato_upload_log log;
-    std::array<bool, 32> without = {}; // by the power of two that a pass's tokens reach
     std::vector<int32_t> rows;
     std::vector<uint8_t> is_taken; // places that the step computes from
 

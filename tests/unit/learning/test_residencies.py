@@ -171,17 +171,18 @@ def test_the_last_capacity_test_is_remembered(generations: Generations, model: M
 
 def test_an_effect_counts_only_sessions_that_began_after_the_change() -> None:
     hot = np.array([[True, True, False, False]] * 2)
-    sessions = [logged([2, 3], at=1), *(logged([0, 1], at=at) for at in (5, 6, 7))]
+    sessions = [logged([2, 3], at=1), *(logged([0, 1], at=at) for at in (5, 6, 7, 8))]
     even = np.array([[True, False, True, False]] * 2)
     effect = measure_effect(sessions, 5, hot, ~hot, even, [30.0, 10.0, 20.0], Forgetting())
-    assert effect.sessions == 3
+    assert effect.sessions == 4
     assert effect.coverage == pytest.approx(40 / 42)
     assert effect.tpot_ms == 20.0
     assert not effect.is_worse
-    assert not effect.is_below_default
+    assert (effect.shortfall.below, effect.shortfall.among) == (0, 4)
     assert measure_effect(sessions, 5, ~hot, hot, even, [], Forgetting()).is_worse
     early = measure_effect(sessions[:3], 5, ~hot, hot, even, [], Forgetting())
     assert not early.is_worse
-    # One session is enough to see that 2/42 of its routes are less than the even set's half.
-    assert early.is_below_default
-    assert early.coverage_default == pytest.approx(0.5)
+    # Two sessions began since; 2/42 of the routes of each are less than the even set's half.
+    assert (early.shortfall.below, early.shortfall.among) == (2, 2)
+    assert early.shortfall.coverage == pytest.approx(2 / 42)
+    assert early.shortfall.coverage_default == pytest.approx(0.5)

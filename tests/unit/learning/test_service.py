@@ -238,7 +238,8 @@ def test_a_generation_that_does_worse_is_taken_back_by_itself(learn: RunLearning
     async def body(learning: Learning) -> None:
         learning.log += [logged([0, 1], at=at) for at in range(6)]
         await learning.service.apply(model)
-        learning.log += [logged([2, 3], at=at) for at in range(6, 30)]
+        learning.log += [logged([2, 3], at=at) for at in range(6, 29)]
+        learning.log.append(logged([1], at=29, times=2))
         await learning.service.apply(model)
         # Work that the set before would have served a little better; two such sessions do not tell, three do.
         later = learning.clock.now + 1
@@ -275,7 +276,10 @@ def test_a_wild_log_is_left_after_one_session(learn: RunLearning, model: ModelRe
             (1, "day0", "superseded"),
         ]
         newest = learning.service.generations.history(model.digest)[0]
-        assert "covered 4.8% of 1 sessions, a set without any learning would have covered 95.2%" in newest.note
+        assert newest.note == (
+            "in 1 of its newest 1 session generation 2 covered 4.8%, where a set without any learning would have "
+            "covered 95.2%; the set of generation 1"
+        )
 
     learn(body)
 
@@ -289,7 +293,9 @@ def test_where_no_set_before_is_better_the_default_comes_back(learn: RunLearning
         learning.log.append(logged([0, 2], at=learning.clock.now + 1))
         await learning.service.consider(model)
         assert running(learning, model) == [[0, 2], [0, 2]]
-        assert states(learning, model) == [(2, "day0", "active"), (1, "learned", "rolled_back")]
+        assert states(learning, model) == [(2, "undo", "active"), (1, "learned", "rolled_back")]
+        newest = learning.service.generations.history(model.digest)[0]
+        assert newest.note.endswith("would have covered 95.2%; the set without any learning")
 
     learn(body)
 
