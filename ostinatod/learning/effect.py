@@ -33,7 +33,6 @@ NEWEST_SESSIONS = 4
 LEFT_AFTER = 2
 """Of these below the default, after which a set is left. After one, every wild session would cost the learned set; two
 among more would let fewer wild sessions do that, and two among fewer would let them hide the user's own."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,8 @@ def measure_effect(
 
 
 def is_safe(sessions: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting) -> bool:
-    """Whether a set would have covered each of the newest four sessions no less than the default."""
-    pairs = _compared_newest(sessions, hot, default, forgetting)
-    return all(covered >= by_default - _ROUNDING for covered, by_default in pairs)
+    """Whether a set would have served none of the newest four sessions below the default."""
+    return not any(_is_below(pair) for pair in _compared_newest(sessions, hot, default, forgetting))
 
 
 def left_after(history: Sequence[Generation]) -> int:
@@ -111,13 +109,18 @@ def left_after(history: Sequence[Generation]) -> int:
 
 def _shortfall(own: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting) -> Shortfall:
     newest = _compared_newest(own, hot, default, forgetting)
-    below = [pair for pair in newest if pair[1] - pair[0] >= WORSE_THAN_DEFAULT_BY]
+    below = [pair for pair in newest if _is_below(pair)]
     return Shortfall(
         below=len(below),
         among=len(newest),
         coverage=mean(covered for covered, _ in below) if below else None,
         coverage_default=mean(by_default for _, by_default in below) if below else None,
     )
+
+
+def _is_below(pair: tuple[float, float]) -> bool:
+    covered, by_default = pair
+    return by_default - covered >= WORSE_THAN_DEFAULT_BY
 
 
 def _compared_newest(

@@ -64,7 +64,7 @@ class Proposal:
     tpot_ms_margin: float | None
     """Standard error of that."""
     is_safe: bool
-    """Whether it would have covered each of the newest sessions no less than the set without any learning."""
+    """Whether it would have served none of the newest sessions below the set without any learning."""
     reasons: tuple[str, ...]
 
     @property
@@ -158,8 +158,8 @@ def _reasons(
         reasons.append(f"The set in use covers {now.overall:.1%} of the same routes.")
     if not safe:
         reasons.append(
-            f"One of the newest {NEWEST_SESSIONS} sessions would have been covered less than by the set without any "
-            "learning, so this one is not applied by itself."
+            f"One of the newest {NEWEST_SESSIONS} sessions would have been covered far less than by the set without "
+            "any learning, so this one is not applied by itself."
         )
     if given.prior is not None:
         reasons.append("Counts of an imatrix stand in for one session before the first.")

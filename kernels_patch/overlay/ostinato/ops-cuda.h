@@ -14,9 +14,9 @@ bool ostinato_cuda_supports_op(const ggml_tensor * op);
 bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
 // A pass, or the part of one that lies between two splits, is about to be submitted. Its CUDA graph, which has this key, is kept, however long ago it
-// was used: a conversation pauses for longer than ggml keeps a graph. False where it is not to be captured: a prefill that uploads is rarely as long as the
-// one before it, and building a graph of its two product chains takes about as long as a short one computes.
-bool ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key);
+// was used: a conversation pauses for longer than ggml keeps a graph. A pass that uploads gets none: a prefill is rarely as long as the one before it, and
+// building a graph of its two product chains takes about as long as a short one computes.
+void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key);
 
 // A pass was submitted.
 void ostinato_count_pass(const ggml_backend_cuda_context & ctx, bool is_graph, bool is_captured);

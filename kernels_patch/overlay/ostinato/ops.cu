@@ -478,7 +478,7 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
 }
 
 // The uploads of a graph are joined within it, or it could not be captured.
-bool ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
+void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
     const ggml_tensor * last = nullptr;
     bool is_uploading = false;
     for (int i = graph->n_nodes - 1; i >= 0; --i) {
@@ -493,10 +493,14 @@ bool ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * g
     const auto found = ctx.cuda_graphs.find(key);
     if (found != ctx.cuda_graphs.end()) {
         found->second->last_used_time = ggml_time_us();
+        if (is_uploading) { // without the properties of the last one it counts as another graph, which is not captured at once
+            found->second->uid = 0;
+            found->second->node_props.clear();
+        }
     }
 #else
     GGML_UNUSED(ctx);
     GGML_UNUSED(key);
+    GGML_UNUSED(is_uploading);
 #endif
-    return !is_uploading;
 }

@@ -11,6 +11,7 @@ import pytest
 from daemon_learning import DaemonLearning
 from learning_replay import Replay, wild_session
 
+from ostinatod.learning.effect import WORSE_THAN_DEFAULT_BY
 from ostinatod.models import bundled_file
 from ostinatod.profiles.coverage import coverage
 from ostinatod.profiles.experts import read_experts
@@ -81,7 +82,7 @@ def test_few_real_sessions_are_below_the_default(
     work: Work, tmp_path: Path, known: int, script: str, below: int
 ) -> None:
     gains = work.served(tmp_path, work.replay.of("development")[:known], script)
-    assert sum(gain < -1e-9 for gain in gains) <= below, gains
+    assert sum(gain <= -WORSE_THAN_DEFAULT_BY for gain in gains) <= below, gains
 
 
 @pytest.mark.parametrize("known", [0, KNOWN])
