@@ -260,7 +260,10 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=8, help="of each session, at most")
     parser.add_argument("--answer-tokens", type=int, default=64, help="of each answer, at most; decoded one by one")
     parser.add_argument(
-        "--upload-tokens", type=int, default=0, help="passes of so many may upload cold experts; 0: none"
+        "--upload-tokens",
+        type=int,
+        default=0,
+        help="passes of so many may upload cold experts; 0: the engine's own number",
     )
     parser.add_argument("--link-percent", type=int, default=0, help="0: as measured; -1: none in place")
     parser.add_argument("--pin-bytes", type=int, default=0, help="host memory to page-lock; 0: what can be spared")

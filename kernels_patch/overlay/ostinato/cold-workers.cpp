@@ -276,14 +276,14 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     run_step(layer);
     client.served = sequence;
     __atomic_store_n(&mailbox.request->answer, sequence, __ATOMIC_RELEASE); // the GPU waits for it; what follows has time
-    const int64_t end_step_ns = now_ns();
+    const int64_t end_ns       = now_ns();
+    const uint64_t busy_ns     = end_ns - begin_ns;
+    const int64_t expert_bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
     client.n_cpu_routes += routes.cold.size();
-    const uint64_t busy_ns = now_ns() - begin_ns;
     client.busy_ns      += busy_ns;
-    client.times.add({ request.layer, request.n_tokens, (int32_t) routes.cold.size(), busy_ns }, client.speeds, (int64_t) ostinato_expert_bytes(*layer.ffn),
-        routes.groups);
+    client.times.add({ request.layer, request.n_tokens, (int32_t) routes.cold.size(), busy_ns }, client.speeds, expert_bytes, routes.groups);
     if (request.is_staged) {
-        client.uploads.end(request, all, (end_step_ns - begin_step_ns)*1e-9);
+        client.uploads.end(request, all, (end_ns - begin_step_ns)*1e-9, ostinato_cpu_seconds(client.speeds, expert_bytes, routes.groups));
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -56,7 +57,10 @@ public:
     }
 
     // Seconds per byte, launches included, after end_step(); infinity where they fail.
-    double seconds() const { return is_failed.load() || n_ended.load() == 0 ? std::numeric_limits<double>::infinity() : us*1e-6/(n_ended.load()*n_together*bytes_per_expert); }
+    double seconds() const {
+        const uint32_t n = n_ended.load();
+        return is_failed.load() || n == 0 ? std::numeric_limits<double>::infinity() : us*1e-6/(n*n_together*bytes_per_expert);
+    }
 
 private:
     void run() {
@@ -123,7 +127,8 @@ void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_col
         alone = measured.empty() ? team.measure(layer, ids, 1, DECODE) : alone;
         link_products products(g.device, link, places, DECODE);
         const double seconds = team.measure(layer, ids, 1, DECODE, { (int32_t) columns, [&] { products.begin_step(); }, [&] { products.end_step(); } });
-        measured.push_back({ columns, seconds, products.seconds() });
+        const double in_place = products.seconds();
+        measured.push_back({ columns, std::isinf(in_place) ? in_place : seconds, in_place }); // a share that fails ends never
     }
     const ostinato_shared_step * chosen = ostinato_choose_shared_step(measured, limits.link_percent > 0 ? std::numeric_limits<double>::infinity() : alone);
     if (chosen) {

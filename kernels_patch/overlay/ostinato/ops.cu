@@ -98,12 +98,13 @@ static __device__ __forceinline__ void publish_signal(const publish_args & a, co
     store_volatile(&request->n_cold,   n_cold);
     store_volatile(&request->is_staged,    a.is_staged);
     store_volatile(&request->is_followed,  a.is_followed);
-    store_volatile(&request->rest_us,      micros_between(state->copied_ns, now_ns()));
+    const uint64_t now = now_ns();
+    store_volatile(&request->rest_us,      micros_between(state->copied_ns, now));
     store_volatile(&request->copy_us,      micros_between(state->decided_ns, state->copied_ns));
     store_volatile(&request->hot_us,       micros_between(state->published_ns, state->hot_ns));
     store_volatile(&request->chain_us,     micros_between(max(state->copied_ns, state->hot_ns), state->joined_ns));
     store_volatile(&request->link_columns, a.link_columns);
-    state->published_ns  = now_ns();
+    state->published_ns  = now;
     state->n_published  += 1;
     state->n_cold_total += n_cold;
     const uint32_t sequence = state->sequence + 1;

@@ -21,24 +21,15 @@ double ostinato_prefetch::head_start(int64_t n_tokens) const {
         return fixed_s;
     }
     for (int size = ostinato_size_class(n_tokens); size >= 0; --size) {
-        if (by_size[size].n == N_RESTS) {
-            return by_size[size].head_start;
+        if (by_size[size].is_fixed()) {
+            return SHARE*by_size[size].quantile(QUANTILE);
         }
     }
     return 0.0;
 }
 
 void ostinato_prefetch::add_rest(int64_t n_tokens, double seconds) {
-    rests & known = by_size[ostinato_size_class(n_tokens)];
-    if (known.n == N_RESTS) {
-        return;
-    }
-    known.seconds[known.n++] = std::max(0.0, seconds);
-    if (known.n == N_RESTS) {
-        const auto at = known.seconds.begin() + (size_t) (QUANTILE*N_RESTS);
-        std::nth_element(known.seconds.begin(), at, known.seconds.end());
-        known.head_start = SHARE**at;
-    }
+    by_size[ostinato_size_class(n_tokens)].add(std::max(0.0, seconds));
 }
 
 void ostinato_prefetch::add_step(int32_t layer, int64_t n_tokens, const std::vector<int32_t> & groups) {

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include "first-samples.h"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -41,11 +43,7 @@ private:
         std::vector<float> sums; // by expert
         double n_tokens = 0.0;
     };
-    struct rests {
-        std::array<double, N_RESTS> seconds;
-        size_t n = 0;
-        double head_start = 0.0;
-    };
+    using rests = ostinato_first_samples<N_RESTS>; // in seconds
 
     double fixed_s;
     std::vector<rows> layers;

@@ -58,11 +58,7 @@ public:
         increase(prefill.n_routes, served.n_cold);
         increase(prefill.ns, served.ns);
         if (!speeds.is_default) {
-            double seconds = 0.0;
-            for (size_t g = 0; g < groups.size(); g += 2) {
-                seconds += ostinato_cpu_seconds(speeds, expert_bytes, groups[g + 1] - (g == 0 ? 0 : groups[g - 1]));
-            }
-            increase(prefill.predicted_ns, (uint64_t) (seconds*1e9));
+            increase(prefill.predicted_ns, (uint64_t) (ostinato_cpu_seconds(speeds, expert_bytes, groups)*1e9));
         }
     }
 

@@ -21,6 +21,14 @@ double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32
     return bytes*seconds;
 }
 
+double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & groups) {
+    double seconds = 0.0;
+    for (size_t g = 0; g < groups.size(); g += 2) {
+        seconds += ostinato_cpu_seconds(speeds, bytes, groups[g + 1] - (g == 0 ? 0 : groups[g - 1]));
+    }
+    return seconds;
+}
+
 const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostinato_shared_step> & measured, double alone) {
     constexpr double LEAST = 0.03; // of the time, else it is as likely to be the measurement's
     const ostinato_shared_step * chosen = nullptr;

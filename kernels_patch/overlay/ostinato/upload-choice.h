@@ -31,6 +31,9 @@ struct ostinato_upload_costs {
 // Seconds of the CPU branch for an expert of so many bytes and rows.
 double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, int32_t rows);
 
+// And for a step's experts: `groups` holds, for each of them, its number and where its routes end.
+double ostinato_cpu_seconds(const ostinato_speeds & speeds, int64_t bytes, const std::vector<int32_t> & groups);
+
 // The power of two that a pass's tokens reach.
 inline int ostinato_size_class(int64_t n_tokens) {
     int n = 0;

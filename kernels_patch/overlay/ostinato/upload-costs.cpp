@@ -2,20 +2,6 @@
 
 #include "upload-costs.h"
 
-#include <algorithm>
-
-void ostinato_upload_log::samples::add(double value) {
-    if (!is_fixed()) {
-        values[n++] = value;
-    }
-}
-
-double ostinato_upload_log::samples::median() const {
-    auto sorted = values;
-    std::nth_element(sorted.begin(), sorted.begin() + N_LAYERS/2, sorted.end());
-    return sorted[N_LAYERS/2];
-}
-
 ostinato_upload_costs ostinato_upload_log::costs(int64_t n_tokens, double link) const {
     ostinato_upload_costs costs = { link };
     const int size = ostinato_size_class(n_tokens);
@@ -30,13 +16,13 @@ ostinato_upload_costs ostinato_upload_log::costs(int64_t n_tokens, double link) 
         return nullptr;
     };
     if (const samples * found = nearest(&size_class::link)) { // with it, its other costs are
-        costs.link  = found->median();
-        costs.hot   = nearest(&size_class::hot)->median();
-        costs.chain = nearest(&size_class::chain)->median();
-        costs.cpu   = nearest(&size_class::cpu)->median();
+        costs.link  = found->quantile(0.5);
+        costs.hot   = nearest(&size_class::hot)->quantile(0.5);
+        costs.chain = nearest(&size_class::chain)->quantile(0.5);
+        costs.cpu   = nearest(&size_class::cpu)->quantile(0.5);
     }
     if (const samples * found = nearest(&size_class::alone)) {
-        costs.cpu_alone = found->median();
+        costs.cpu_alone = found->quantile(0.5);
     }
     return costs;
 }

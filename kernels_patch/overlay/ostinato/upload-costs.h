@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "first-samples.h"
 #include "upload-choice.h"
 
 #include <array>
@@ -27,14 +28,8 @@ public:
     void add_alone(int64_t n_tokens, double cpu);
 
 private:
-    struct samples {
-        std::array<double, N_LAYERS> values;
-        size_t n = 0;
+    using samples = ostinato_first_samples<N_LAYERS>;
 
-        bool is_fixed() const { return n == N_LAYERS; }
-        void add(double value);
-        double median() const;
-    };
     struct size_class {
         samples link;
         samples hot;

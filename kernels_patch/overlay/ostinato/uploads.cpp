@@ -75,7 +75,6 @@ void ostinato_uploads::decide(
     last.layer       = request.layer;
     last.n_tokens    = request.n_tokens;
     last.is_followed = is_followed;
-    last.predicted   = 0.0;
     last.cpu         = 0.0;
 
     kept.cold.clear();
@@ -85,14 +84,13 @@ void ostinato_uploads::decide(
             kept.cold.insert(kept.cold.end(), all.cold.begin() + all.begin_of(g), all.cold.begin() + all.groups[g + 1]);
             kept.groups.push_back(all.groups[g]);
             kept.groups.push_back((int32_t) kept.cold.size());
-            last.predicted += ostinato_cpu_seconds(speeds, expert_bytes, all.rows_of(g));
         }
     }
 }
 
-void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds) {
+void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds, double predicted) {
     prefetch.add_step(request.layer, request.n_tokens, all.groups);
-    last.cpu = last.predicted > 0.0 ? seconds/last.predicted : 0.0;
+    last.cpu = predicted > 0.0 ? seconds/predicted : 0.0;
     if (last.bytes == 0 && last.cpu > 0.0) {
         log.add_alone(request.n_tokens, last.cpu);
     }

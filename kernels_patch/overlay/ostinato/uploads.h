@@ -66,8 +66,8 @@ public:
     // What lies in the staging buffer is void from now on: something else uses the memory. Any thread.
     void forget() { epoch.fetch_add(1); }
 
-    // The step has been answered. The CPU branch took `seconds` for what decide() has left to it.
-    void end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds);
+    // The step has been answered. The CPU branch took `seconds` for `kept`, which is `predicted` by its speeds.
+    void end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds, double predicted);
 
     const ostinato_upload_limits limits;
 
@@ -107,8 +107,7 @@ private:
         int32_t n_tokens = 0;
         bool is_followed = false;
         int64_t bytes    = 0;   // uploaded
-        double predicted = 0.0; // seconds of the CPU branch by its speeds
-        double cpu       = 0.0; // what it took, over that; 0: unknown
+        double cpu       = 0.0; // what the CPU branch took, over what its speeds say; 0: unknown
         std::vector<int32_t> place_of; // (n_experts of the next layer), -1: none
     } last;
 };
