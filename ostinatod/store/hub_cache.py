@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -53,7 +54,7 @@ class RepositoryCache:
         pointer, blob = self.pointer(commit, file), self.blob(file)
         pointer.parent.mkdir(parents=True, exist_ok=True)
         if not (pointer.exists() and pointer.samefile(blob)):
-            fresh = pointer.with_name(f".{pointer.name}.{os.getpid()}")
+            fresh = _beside(pointer)
             fresh.unlink(missing_ok=True)
             fresh.symlink_to(os.path.relpath(blob, pointer.parent))
             fresh.replace(pointer)
@@ -63,9 +64,14 @@ class RepositoryCache:
         """Records `commit` as the newest one, so that other tools find the snapshot without a network."""
         ref = self.directory / "refs" / "main"
         ref.parent.mkdir(parents=True, exist_ok=True)
-        fresh = ref.with_name(f".main.{os.getpid()}")
+        fresh = _beside(ref)
         fresh.write_text(commit)
         fresh.replace(ref)
+
+
+def _beside(path: Path) -> Path:
+    """Where this thread writes what is to replace `path`: pulls of one repository may run at once in one process."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
 
 
 def partial_of(blob: Path) -> Path:
