@@ -7,6 +7,8 @@ link and the CPU do not disturb each other, so that an upload costs next to noth
 same memory bandwidth, so that an upload costs what the CPU takes to compute one route. The rule that is best for the
 worse of the two is the default. Slots are given as a share of all experts: 1 GB of DeepSeek-V4-Flash's 11,008 experts
 of 13.4 MB is 0.7 %, 4 GB are 2.7 %, and the paper's 544 slots are 4.9 %.
+
+And how much of one memory should be lent, behind learned sets and behind sets that nobody has learned.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 
 from ostinatod.machine.cpus import read_cpus
 from ostinatod.profiles.borrowing import BorrowingOutcome, BorrowingRule, simulate_borrowing
+from ostinatod.profiles.planner import spread_evenly
 
 POOLS = (0.44, 0.52)
 LENT = (0.007, 0.027, 0.049)
@@ -38,6 +41,12 @@ RATES = (0.25, 1.0, 4.0)
 UPLOAD_COSTS = {"link apart": 0.05, "shared memory": 1.0}
 """Of one upload, in routes computed by the CPU."""
 CHOICE_POOL, CHOICE_LENT, CHOICE_RATE = 0.44, 0.027, 1.0
+
+MEMORY = (0.15, 0.5)
+"""Of all experts, hot and lent ones together."""
+LENT_OF_MEMORY = (0.0625, 0.125, 0.25, 0.375, 0.5)
+TAKEN_BACK = (0.06, 0.125)
+"""Of that memory, by each prefill: few experts for a short one, all that an eighth has room for by a long one."""
 
 Requests = list[list[list[int]]]
 
@@ -71,6 +80,39 @@ def told(rule: BorrowingRule, outcome: BorrowingOutcome) -> dict[str, Any]:
         "uploads_per_step_used": round(outcome.uploads / steps, 3),
         **{f"gain, {name}": round(value, 4) for name, value in gains(outcome).items()},
     }
+
+
+def shares(replay: Replay, learned: bool, rule: BorrowingRule) -> list[dict[str, Any]]:
+    """How much of one memory to lend: behind sets learned from the development part, and behind sets without any
+    learning, which hold as many experts of each layer. On the held-out part.
+    """
+    held_out = [item for item in replay.sessions if item.part == "held-out"]
+    rows = []
+    for memory, lent in product(MEMORY, LENT_OF_MEMORY):
+        share = memory * (1 - lent)
+        hot = (
+            replay.learn(replay.of("development"), share)
+            if learned
+            else spread_evenly(replay.places, replay.slots(share))
+        )
+        requests = requests_of(held_out, hot)
+        for taken_back, rate in product(TAKEN_BACK, (0.5, 2.0)):
+            total = memory * replay.places.total_bytes
+            placed = replace(rule, slots=round(lent * total), returned=round(taken_back * total), uploads_per_step=rate)
+            outcome = simulate_borrowing(requests, placed)
+            rows.append(
+                {
+                    "set": "learned" if learned else "even",
+                    "memory": memory,
+                    "lent": lent,
+                    "taken_back": taken_back,
+                    "uploads_per_step": rate,
+                    "cold_routes_per_step": round((outcome.cold_routes - outcome.served) / max(1, outcome.steps), 3),
+                    "uploads_per_step_used": round(outcome.uploads / max(1, outcome.steps), 3),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
 
 
 def main() -> int:
@@ -112,6 +154,7 @@ def main() -> int:
         "upload_costs_in_routes": UPLOAD_COSTS,
         "chosen": asdict(chosen),
         "sizes": sizes,
+        "shares": [row for learned in (False, True) for row in shares(replay, learned, chosen)],
         "search": [told(rule, outcome) for rule, outcome in searched],
     }
     if arguments.out:

@@ -61,6 +61,7 @@ class _Loaded:
     """What the service asks of the models in memory: this one is, with a pool."""
 
     engine: _Engine
+    state: str = "ready"
     backend: str = "cuda"
     build: str = "in this process"
     experts: ExpertChoice = field(default_factory=lambda: ExpertChoice("pool", "it is measured here"))

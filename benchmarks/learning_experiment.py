@@ -91,6 +91,11 @@ class Experiment:
                 self.budget -= int(BUDGET_STEP * self.places.total_bytes)
         raise SystemExit("no set fits the expert pool")
 
+    def unlearned_bytes(self) -> int:
+        """What of the budget a set should take that nobody has learned, by the engine."""
+        shares = [device.pool_unlearned / device.pool_room for device in self.run.devices() if device.is_gpu]
+        return int(min(shares, default=1.0) * self.budget)
+
     def play(self, sessions: Sequence[RecordedSession]) -> Played:
         """Show sessions one after the other."""
         played = Played()

@@ -4,7 +4,8 @@
 
 Development sessions are replayed under a set that is spread evenly, and their routes are counted. The daemon's planner
 learns a set of the same size from them. Held-out sessions, of other tasks, are then timed under both sets: time to
-first token of every turn, time per output token one by one, cold routes per token. In between, in the middle of a
+first token of every turn, time per output token one by one, cold routes per token. Where the engine lends memory, so
+are they under the set that a daemon starts with, which leaves more of it. In between, in the middle of a
 conversation, the set is swapped in place: the tokens that the context holds must stay, and the same conversation
 without the swap must go on with the same logits.
 
@@ -100,14 +101,21 @@ def before_and_after(experiment: Experiment) -> tuple[dict[str, Any], list[Sessi
         plan_hot(earlier, experiment.places, (experiment.budget,))
     )
     swaps["and_back"] = experiment.use(learned)
+    smaller = None
+    if (room := experiment.unlearned_bytes()) < experiment.budget:
+        smaller = spread_evenly(experiment.places, (room,))
+        swaps["learned_to_unlearned"] = experiment.use(smaller)
+        counted.append(experiment.counters())
+        unlearned = experiment.play_afresh(tested)
+        counted.append(experiment.counters())
     seen, coming = _samples([*learned_from.turns, *before.turns], even), _samples(after.turns, learned)
     cost = counted[1].since(loaded).cost(k=experiment.experts.k, cold_routes=mean_cold_routes(seen))
+    phases = [("before", 0, before, even), ("after", 2, after, learned)]
+    if smaller is not None:
+        phases.append(("unlearned", 4, unlearned, smaller))
     costs = {
-        name: counters.described(max(1, sum(item.output_tokens for item in played.routes)))
-        for name, counters, played in (
-            ("before", counted[1].since(counted[0]), before),
-            ("after", counted[3].since(counted[2]), after),
-        )
+        name: counted[n + 1].since(counted[n]).described(max(1, sum(item.output_tokens for item in played.routes)))
+        for name, n, played, _ in phases
     }
     best = plan_hot(mean_shares(after.routes, experiment.forgetting), experiment.places, (experiment.budget,))
     told |= {
@@ -116,8 +124,7 @@ def before_and_after(experiment: Experiment) -> tuple[dict[str, Any], list[Sessi
         "pool_bytes": experiment.budget,
         "development": {"sessions": len(development), "tokens": sum(item.tokens for item in learned_from.routes)},
         "held_out": {"sessions": len(tested), "turns": len(after.turns)},
-        "before": experiment.figures(before, even),
-        "after": experiment.figures(after, learned),
+        **{name: experiment.figures(played, hot) for name, _, played, hot in phases},
         "hindsight_coverage": round(coverage(after.routes, best, experiment.forgetting).overall, 4),
         "swaps": swaps,
         "decode": costs,
@@ -211,11 +218,11 @@ def _nmse(pairs: Sequence[tuple[TurnTimes, TurnTimes]]) -> float:
 
 def _summary(result: dict[str, Any]) -> str:
     lines = []
-    for name in ("before", "after"):
+    for name in (name for name in ("before", "unlearned", "after") if name in result):
         told = result[name]
         waits = ", ".join(f"{bucket}: {spread['p50']}" for bucket, spread in told["ttft_ms"].items() if spread)
         lines.append(
-            f"{name:<7} coverage {told['coverage']:.3f}, cold routes per token {told['cold_routes_per_token']}, "
+            f"{name:<9} coverage {told['coverage']:.3f}, cold routes per token {told['cold_routes_per_token']}, "
             f"TPOT {told['tpot_ms']['p50']} ms, TTFT by new tokens {waits} ms"
         )
     talk = result["conversation"]
@@ -229,7 +236,7 @@ def _summary(result: dict[str, Any]) -> str:
             continue
         cold = result[name]["cold_routes_per_token"]["decode"]
         lines.append(
-            f"{name:<7} of {cold} cold routes of a decoded token {told['computed_routes_per_token']} are computed, in "
+            f"{name:<9} of {cold} cold routes of a decoded token {told['computed_routes_per_token']} are computed, in "
             f"{told['layers_with_any_per_token']} layers; waits {told['waited_ms_per_token']} ms"
         )
         lines += [

@@ -62,6 +62,8 @@ def loads(plan: Comparison) -> int:
         *ostinato_candidates(options.threads, options.uploads),
         *stock_candidates(1, options.threads, on_gpu=plan.on_gpu),
     )
+    if options.times_all:
+        return 1 + sum(setting.kind in options.kinds for setting in settings) * options.repeats
     by_kind = [sum(setting.kind == kind for setting in settings) for kind in options.kinds]
     paced = options.seconds is not None and options.trial_turns != 0
     return 1 + sum(count for count in by_kind if count > 1 or paced) + len(options.kinds) * options.repeats
@@ -86,9 +88,18 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--uploads", default="auto", help="thresholds that ostinato is tried with: auto,never,512")
     parser.add_argument("--settings", type=Path, help="a JSON list of settings in place of those that are searched")
+    parser.add_argument("--all-settings", action="store_true", help="time each of them, not the best of each kind")
     parser.add_argument("--trial-turns", type=int, help="of each development session, for trying candidates")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--pin-bytes", type=int, default=0, help="to page-lock at most; else what the system can spare")
+    parser.add_argument(
+        "--staging-experts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="for which ostinato's staging buffer has room at least, on top of the memory for experts: a model cut to "
+        "a few layers has less of it than the whole one; 0 for the engine's choice",
+    )
     parser.add_argument("--seconds", type=float, help="for all of it")
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
@@ -105,9 +116,11 @@ def main() -> int:
             threads=arguments.threads,
             uploads=upload_thresholds(arguments.uploads),
             candidates=read_settings(arguments.settings) if arguments.settings else None,
+            times_all=arguments.all_settings,
             repeats=arguments.repeats,
             trial_turns=arguments.trial_turns,
             pin_bytes=arguments.pin_bytes,
+            staging_experts=arguments.staging_experts,
             seconds=arguments.seconds,
         ),
     )
@@ -122,7 +135,7 @@ def main() -> int:
     report = concluded(plan, outcome, facts)
     write_report(report, arguments.out)
     if outcome.chosen.search:
-        show(search_table(outcome.chosen.search))
+        show(search_table(outcome.chosen.search, [setting.name for setting in outcome.chosen.settings]))
     for item in tables(report):
         show(item)
     print("\n" + "\n".join(report.notes))

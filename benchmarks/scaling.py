@@ -29,7 +29,7 @@ from this_machine import expected, machine, write_json
 
 from ostinatod.bench.comparison import END_S, Steps
 from ostinatod.bench.jobs import OUT_OF_TIME
-from ostinatod.bench.memory import memory_for
+from ostinatod.bench.memory import memory_for, staging_experts_of_whole
 from ostinatod.bench.options import Options
 from ostinatod.bench.plan import Wanted, planned
 from ostinatod.bench.sessions import Limits, of_part
@@ -75,10 +75,23 @@ def points(arguments: argparse.Namespace) -> Iterator[Point]:
             yield Point("threads", arguments.share, threads, first)
 
 
-def settings(point: Point, cpu_layers: int, *, on_gpu: bool) -> list[Setting]:
+def settings(point: Point, cpu_layers: int, staging_experts: int, *, on_gpu: bool) -> list[Setting]:
     """Both sides of a point."""
     stock = Setting("stock", "stock", cpu_layers, "none", 32 if on_gpu else None, threads=point.threads)
-    return [stock, Setting("ostinato", "ostinato", threads=point.threads)]
+    return [stock, Setting("ostinato", "ostinato", threads=point.threads, staging_experts=staging_experts)]
+
+
+class Side:
+    """One setting at a point; `rows` are those that are known."""
+
+    def __init__(self, point: Point, setting: Setting, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.setting = setting
+        # As it comes out of a file, so that it can be compared with what is known.
+        self.own = json.loads(json.dumps({"sweep": point.sweep, "share": point.share, "setting": as_json(setting)}))
+        known = {row["context"] for row in rows if "context" in row and self.own.items() <= row.items()}
+        self.contexts = sorted(set(point.contexts) - known)
+        """That are to be measured."""
+        self.words = f"{point.sweep} {point.share:.2f} {setting.name} {setting.threads or 'all'} threads"
 
 
 class Sweeps:
@@ -100,21 +113,26 @@ class Sweeps:
             learned = steps.learned(counted, memory_for(hot_bytes) if plan.on_gpu else round(hot_bytes))
             steps.keep_hot(learned)
             cpu_layers = cpu_layers_for(plan.experts, learned.pool_bytes) if plan.on_gpu else 0
-            for setting in settings(point, cpu_layers, on_gpu=plan.on_gpu):
-                yield from self._point(point, steps.limited(setting, learned.pool_bytes))
+            whole = self.arguments.whole_layers
+            staging = staging_experts_of_whole(plan.experts, whole, point.share) if whole and plan.on_gpu else 0
+            sides = [
+                Side(point, steps.limited(setting, learned.pool_bytes), self.rows)
+                for setting in settings(point, cpu_layers, staging, on_gpu=plan.on_gpu)
+            ]
+            yield from self._point([side for side in sides if side.contexts])
 
-    def _point(self, point: Point, setting: Setting) -> Iterator[dict[str, Any]]:
-        # As it comes out of a file, so that it can be compared with what is known.
-        own = json.loads(json.dumps({"sweep": point.sweep, "share": point.share, "setting": as_json(setting)}))
-        known = {row["context"] for row in self.rows if "context" in row and all(row[key] == own[key] for key in own)}
-        contexts = sorted(set(point.contexts) - known)
-        if not contexts:
-            return
-        words = f"{point.sweep} {point.share:.2f} {setting.name} {setting.threads or 'all'} threads"
+    def _point(self, sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
+        """What is missing of a point, unless there is no time for all of it: one side alone compares nothing."""
         # What another point of the same side has taken is what this one takes at least.
-        if self.steps.left_s < self._walls.get(setting.kind, 0.0) + END_S:
-            self.left_out.append(words)
+        needed_s = sum(self._walls.get(side.setting.kind, 0.0) for side in sides)
+        if self.steps.left_s < needed_s + END_S:
+            self.left_out += [side.words for side in sides]
             return
+        for side in sides:
+            yield from self._side(side)
+
+    def _side(self, side: Side) -> Iterator[dict[str, Any]]:
+        setting, own, contexts = side.setting, side.own, side.contexts
         job = {
             **self.steps.model_job("sweep", list(of_part(self.steps.sessions, "held-out")), setting),
             "depths": contexts,
@@ -133,7 +151,7 @@ class Sweeps:
         if failed and failed != OUT_OF_TIME:
             yield {**own, "failed": failed}
         elif len(rows) < len(contexts):
-            self.left_out.append(f"{words}, contexts from {contexts[len(rows)]:,}")
+            self.left_out.append(f"{side.words}, contexts from {contexts[len(rows)]:,}")
         took = time.monotonic() - begun
         self._walls[setting.kind] = min(took, self._walls.get(setting.kind, took))
 
@@ -173,6 +191,13 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--pin-bytes", type=int, default=0, help="to page-lock at most; else what the system can spare")
+    parser.add_argument(
+        "--whole-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the model that this one stands for: its staging buffer is as large as that one's would be",
+    )
     parser.add_argument("--seconds", type=float, help="for all of it")
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args(given)

@@ -25,8 +25,9 @@ import argparse
 import dataclasses
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import gguf
 import numpy as np
@@ -102,6 +103,40 @@ def random_blocks(rng: np.random.Generator, quantisation: Any, deviation: float)
     return blocks.reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A tensor that repeats some bytes, as far as a writer asks an array: it is never in memory as a whole.
+
+    start  of the bytes that come first
+    """
+
+    source: NDArray[np.uint8]
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[np.uint8]:
+        """Of its elements."""
+        return self.source.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of it."""
+        return math.prod(self.shape)
+
+    def tofile(self, file: IO[bytes]) -> None:
+        """Write it."""
+        for part in self._parts():
+            file.write(part.data)
+
+    def _parts(self) -> Iterator[NDArray[np.uint8]]:
+        at, left = self.start, self.nbytes
+        while left:
+            part = self.source[at : at + left]
+            yield part
+            at, left = 0, left - part.size
+
+
 class Weights:
     """Random weights of a shape."""
 
@@ -133,13 +168,11 @@ class Weights:
         values[:, self._before] = 0
         return values
 
-    def experts(self, columns: int, rows: int, deviation: float) -> NDArray[np.uint8]:
+    def experts(self, columns: int, rows: int, deviation: float) -> Repeated:
         """All experts' matrices of one kind, from one list of blocks begun at a random place."""
         block, size = gguf.GGML_QUANT_SIZES[self.quantisation]
-        n_bytes = columns // block * size * rows * self._shape.experts
         start = int(self._rng.integers(0, BLOCKS)) * size
-        tiled = np.resize(np.roll(self._blocks[deviation], -start), n_bytes)
-        return tiled.reshape(self._shape.experts, rows, columns // block * size)
+        return Repeated(self._blocks[deviation], start, (self._shape.experts, rows, columns // block * size))
 
     def router(self) -> NDArray[np.float32]:
         """(experts, embd): bias, topics of the token and before it, and noise of unit variance."""
@@ -213,8 +246,8 @@ def write_model(file: str, shape: Shape, layers: int, routing: Routing, vocab: i
             ("up", shape.embd, shape.ff, WEIGHT_DEVIATION),
             ("down", shape.ff, shape.embd, DOWN_DEVIATION),
         ):
-            values = weights.experts(columns, rows, deviation)
-            writer.add_tensor(f"{name}ffn_{tensor}_exps.weight", values, raw_dtype=weights.quantisation)
+            repeated: Any = weights.experts(columns, rows, deviation)
+            writer.add_tensor(f"{name}ffn_{tensor}_exps.weight", repeated, raw_dtype=weights.quantisation)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=False)

@@ -89,6 +89,9 @@ class Bindings:
             ctypes.c_size_t,
             ctypes.POINTER(ctypes.c_size_t),
         )
+        self._borrowed = declare(
+            "ostinato_get_borrowed", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+        )
         self._set_residency = declare(
             "ostinato_set_residency", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
         )
@@ -165,8 +168,7 @@ class Bindings:
 
         Raises EngineError with the library's reason when its routes are not counted.
         """
-        shape = abi.RouteShape()
-        self._check(self._route_shape(model, ctypes.byref(shape)))
+        shape = self._shape(model)
         layers = np.zeros(shape.n_layers, np.int32)
         self._check(self._route_layers(model, layers.ctypes.data, layers.size))
         phases = []
@@ -175,6 +177,11 @@ class Bindings:
             self._check(self._route_counts(model, phase, counts.ctypes.data, counts.size))
             phases.append(counts)
         return RouteCounts(layers, *phases)
+
+    def _shape(self, model: int) -> abi.RouteShape:
+        shape = abi.RouteShape()
+        self._check(self._route_shape(model, ctypes.byref(shape)))
+        return shape
 
     def set_residency(self, model: int, hot: NDArray[np.bool_]) -> None:
         """Make exactly the experts of `hot` (L, E) hot, between two passes.
@@ -192,6 +199,13 @@ class Bindings:
         flags, n_lent = np.ascontiguousarray(borrowing, np.uint8), ctypes.c_size_t()
         self._check(self._set_borrowed(model, flags.ctypes.data, flags.size, ctypes.byref(n_lent)))
         return n_lent.value
+
+    def borrowed(self, model: int) -> NDArray[np.bool_]:
+        """(L, E) the cold experts that the last pass found in borrowed memory. Call it between two passes."""
+        shape = self._shape(model)
+        flags = np.zeros((shape.n_layers, shape.n_experts), np.uint8)
+        self._check(self._borrowed(model, flags.ctypes.data, flags.size))
+        return flags.astype(np.bool_)
 
     def configure(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinatod.errors import AbiMismatch
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -44,6 +44,7 @@ class Config(ctypes.Structure):
         ("link_percent", ctypes.c_int32),
         ("borrow_percent", ctypes.c_int32),
         ("prefetch_us", ctypes.c_int32),
+        ("staging_experts", ctypes.c_int32),
     )
 
 
@@ -84,6 +85,7 @@ class DeviceStatus(ctypes.Structure):
         ("decode_busy_ns", ctypes.c_uint64),
         ("pool_room", ctypes.c_uint64),
         ("in_place_bytes_per_s", ctypes.c_double),
+        ("pool_unlearned", ctypes.c_uint64),
     )
 
 

@@ -43,6 +43,7 @@ class PlacementOptions:
     link_percent     of a cold expert's hidden columns, which the GPU reads in place in steps of few tokens; -1 for none
     borrow_percent   of the memory in which prefill stages uploads, lent to cold experts in decode; -1 for none
     prefetch_us      of the link, for a layer's uploads before its router has run; -1 for no prefetch
+    staging_experts  least room of the memory in which prefill stages uploads
     """
 
     two_branches: bool = False
@@ -56,6 +57,7 @@ class PlacementOptions:
     link_percent: int = 0
     borrow_percent: int = 0
     prefetch_us: int = 0
+    staging_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ class DeviceStatus:
     """bytes of experts, as the model's file has them, that fit the pool whatever their layers"""
     in_place_bytes_per_s: float
     """measured speed at which the GPU computes its share in place beside the CPU branch; 0 where it has none"""
+    pool_unlearned: int
+    """of pool_room, what a set should take that nobody has learned: the rest serves better lent"""
 
 
 @dataclass(frozen=True, slots=True)

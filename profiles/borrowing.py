@@ -20,8 +20,8 @@ Memory that only prefill needs is lent to cold experts while a request decodes. 
 |   3. What has arrived serves from the next token boundary on: the index tables of both branches switch together,  |
 |      between two passes. An upload takes 1 / uploads_per_step steps, at least one.                                |
 |                                                                                                                  |
-| Before a prefill every slot is returned: tables first, then the memory. Uploads on their way are waited for or    |
-| dropped. credit starts at 1.                                                                                     |
+| Before a prefill the slots are returned that it stages uploads in, the first ones: tables first, then the memory. |
+| Uploads on their way are waited for or dropped. A free slot is taken from the end. credit starts at 1.            |
 |                                                                                                                  |
 | uploads_per_step = share * link bandwidth * time of a decode step / bytes of an expert. The share of the link     |
 | that borrowing may take is one in four: the rest is for reading in place. Where CPU and link share the bandwidth  |
@@ -39,6 +39,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .errors import CapacityError
+
+LENT_SHARE = 1 / 8
+"""Of a GPU's memory for experts, behind a learned set."""
+LENT_SHARE_UNLEARNED = 3 / 8
+"""While nobody has learned which experts a session will use, memory serves better lent: the same replay."""
 
 Step = Sequence[int]
 """The cold routes of one decode step, each an expert's number within the model."""
@@ -61,13 +66,15 @@ class BorrowingRule:
     """What the link has time for; below 1 an upload takes several steps."""
     counts_served: bool = False
     """Whether serving raises a borrowed expert's score too."""
+    returned: int | None = None
+    """Slots, from the first, that a prefill takes back; None for all."""
 
     def __post_init__(self) -> None:
-        is_sound = self.slots >= 0 and 0 < self.decay <= 1 and self.hysteresis >= 1
+        is_sound = self.slots >= 0 and 0 < self.decay <= 1 and self.hysteresis >= 1 and (self.returned or 0) >= 0
         if not (is_sound and self.admission >= 0 and self.uploads_per_step > 0):
             raise CapacityError(
-                "expected slots and admission of 0 or more, decay above 0 and at most 1, hysteresis of 1 or more and "
-                f"uploads_per_step above 0, found {self}"
+                "expected slots, returned and admission of 0 or more, decay above 0 and at most 1, hysteresis of 1 or "
+                f"more and uploads_per_step above 0, found {self}"
             )
 
 
@@ -96,15 +103,30 @@ class _Slots:
         self._sums: dict[int, float] = {}
         self._weight = 1.0
         self._credit = 1.0
+        self._steps = 0
+        """Of the request."""
         self._serves_from: dict[int, int] = {}
         """By borrowed expert, those on their way included: the step from which it serves."""
+        self._slot_of: dict[int, int] = {}
+        self._free = list(range(rule.slots))
+        """In ascending order."""
         self.uploads = 0
         self.peak = 0
 
     def begin_request(self) -> None:
-        """A prefill has returned every slot."""
-        self._serves_from.clear()
+        """A prefill has returned its slots, and those of uploads on their way."""
+        returned = self._rule.slots if self._rule.returned is None else self._rule.returned
+        for expert, ready_at in list(self._serves_from.items()):
+            if self._slot_of[expert] < returned or ready_at > self._steps:
+                self._take_back(expert)
+        self._serves_from = dict.fromkeys(self._serves_from, 0)
+        self._free.sort()
         self._credit = 1.0
+        self._steps = 0
+
+    def _take_back(self, expert: int) -> None:
+        del self._serves_from[expert]
+        self._free.append(self._slot_of.pop(expert))
 
     def step(self, number: int, routes: Step) -> int:
         """One decode step of the request; how many of its cold routes were served."""
@@ -120,6 +142,7 @@ class _Slots:
         while self._credit >= 1 and self._lend(ready_at):
             self._credit -= 1
         self._decay()
+        self._steps = number + 1
         return served
 
     def _lend(self, ready_at: int) -> bool:
@@ -135,8 +158,9 @@ class _Slots:
             lowest = min(borrowed, key=lambda expert: (self._sums[expert], expert))
             if best <= self._rule.hysteresis * self._sums[lowest]:
                 return False
-            del borrowed[lowest]
+            self._take_back(lowest)
         borrowed[-negative] = ready_at
+        self._slot_of[-negative] = self._free.pop()
         self.uploads += 1
         self.peak = max(self.peak, len(borrowed))
         return True
@@ -149,7 +173,7 @@ class _Slots:
 
 
 def simulate_borrowing(requests: Iterable[Sequence[Step]], rule: BorrowingRule) -> BorrowingOutcome:
-    """Replay the decode steps of requests, each of which begins with a prefill that has returned every slot."""
+    """Replay the decode steps of requests, each of which begins with a prefill that takes back slots."""
     steps = cold_routes = served = 0
     slots = _Slots(rule)
     for request in requests:

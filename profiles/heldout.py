@@ -20,6 +20,8 @@ from .route_log import SessionRoutes
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+COMPARED_TOKENS = 64
+"""Read or written in a session, from which sets are compared on it: a greeting says nothing about them."""
 MAX_HELD_OUT = 8
 HELD_OUT_SHARE = 0.25
 
@@ -38,10 +40,21 @@ class HeldOut:
 
 
 def held_out(sessions: Sequence[SessionRoutes]) -> tuple[SessionRoutes, ...]:
-    """The newest quarter, at least one, at most `MAX_HELD_OUT`, never all; oldest first."""
-    ordered = [session for session in in_order(sessions) if not session.is_merged]
-    count = min(MAX_HELD_OUT, max(1, round(HELD_OUT_SHARE * len(ordered))), max(0, len(sessions) - 1))
-    return tuple(ordered[len(ordered) - count :])
+    """The newest quarter, at least one, at most `MAX_HELD_OUT`, never all; oldest first.
+
+    Sessions of fewer than `COMPARED_TOKENS` are passed over, unless there are no others.
+    """
+    ordered = in_order(sessions)
+    return tuple(ordered[place] for place in _held_out_places(ordered))
+
+
+def _held_out_places(ordered: Sequence[SessionRoutes]) -> list[int]:
+    own = [place for place, session in enumerate(ordered) if not session.is_merged]
+    places = [place for place in own if ordered[place].tokens >= COMPARED_TOKENS] or own
+    # Something has to come before the first of them: another such session, or what was merged.
+    most = len(places) - (len(own) == len(ordered))
+    count = min(MAX_HELD_OUT, max(1, round(HELD_OUT_SHARE * len(places))), max(0, most))
+    return places[len(places) - count :]
 
 
 def evaluate(
@@ -57,16 +70,18 @@ def evaluate(
     prior  (L, E) rates known before the first session
     """
     ordered = in_order(sessions)
-    tested = held_out(ordered)
-    if not tested:
+    tested_at = _held_out_places(ordered)
+    if not tested_at:
         return None
+    tested = [ordered[place] for place in tested_at]
     results = []
-    for number, session in enumerate(tested, len(ordered) - len(tested)):
-        before = ordered[:number]
+    for place, session in zip(tested_at, tested, strict=True):
+        before = ordered[:place]
+        hot = spread_evenly(places, pool_bytes)
         if before or prior is not None:
-            hot = plan_hot(learned_rates(before, k, forgetting, prior), places, pool_bytes)
-        else:
-            hot = spread_evenly(places, pool_bytes)
+            rho = learned_rates(before, k, forgetting, prior)
+            # Without a rate, no session before had a say.
+            hot = plan_hot(rho, places, pool_bytes) if rho.any() else hot
         results.append(coverage([session], hot, forgetting))
     best = plan_hot(mean_shares(tested, forgetting), places, pool_bytes)
     return HeldOut(

@@ -105,13 +105,15 @@ class FreeToken:
         self._finished: type[Exception] = llm.RequestAllFinished
         self._sampling = core.SamplingParams
         self._arrivals: list[float] = []
-        arrivals = self._arrivals
+        self._prompts: list[tuple[int, int]] = []
+        arrivals, prompts = self._arrivals, self._prompts
 
         class Timed(llm.LLM):  # type: ignore[misc]  # of a package without types
             def offline_send_result(self, reply: list[Any]) -> None:
                 super().offline_send_result(reply)
                 now = time.perf_counter()
                 arrivals.extend(now for message in reply if hasattr(message, "next_token"))
+                prompts.extend((m.prompt_tokens, m.cached_tokens) for m in reply if hasattr(m, "cached_tokens"))
 
         self._llm = Timed(work.model, **scheduler_options(work, options))
         self._said = _SaidTokens(self._llm.engine.sampler)
@@ -156,6 +158,10 @@ class FreeToken:
             "freetoken": importlib.metadata.version("freetoken"),
             "torch": torch.__version__,
             "slots": getattr(cache, "cache_size", None),
+            # of every request so far: tokens of its prompt, and of those what its prefix cache had
+            "prompts": list(self._prompts),
+            # of what prefills streamed with --moe-prefill-hit-d2d: experts that were in the slots, and all
+            "prefill_hits": [getattr(cache, name, None) for name in ("prefill_hit_rows", "prefill_total_rows")],
             "torch_reserved_bytes": torch.cuda.memory_reserved(),
         }
 
@@ -180,9 +186,10 @@ PEER = Peer(
     least=_least,
     fitted=_fitted,
     choices={
+        # a prefill streams every expert of every layer, however short it is; with this, those that have no slot
+        "moe-prefill-hit-d2d": (False, True),
         "moe-strategy": ("hybrid", "offload"),
         "moe-hybrid-max-fetch": (-1, 0, 2),
-        "moe-prefill-hit-d2d": (False, True),
         "max-prefill-length": (8192, 2048),
     },
     # its process group of one needs no name of this machine

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers.layers import fitted_layers, least_layers
 from benchmarks.peers.protocol import Options, Peer, Tokens, Work
 from benchmarks.peers.timed_passes import TimedPasses
@@ -66,19 +68,25 @@ class IkLlamaCpp(TimedPasses):
             raise RuntimeError("no context can be made of this model; the engine's messages say why")
         self._batch_tokens: int = params.n_batch
         self._batch = api.llama_batch_init(self._batch_tokens, 0, 1)
+        # Filled as arrays: token by token would take a hundredth of a long pass, and count.
+        shape = (self._batch_tokens,)
+        self._tokens, self._positions, self._logits = (
+            np.ctypeslib.as_array(part, shape) for part in (self._batch.token, self._batch.pos, self._batch.logits)
+        )
+        for i in range(self._batch_tokens):
+            self._batch.n_seq_id[i] = 1
+            self._batch.seq_id[i][0] = 0
         self._position = 0
 
     def _pass(self, tokens: Tokens) -> None:
         batch = self._batch
         for at in range(0, len(tokens), self._batch_tokens):
             part = tokens[at : at + self._batch_tokens]
-            batch.n_tokens = len(part)
-            for i, token in enumerate(part.tolist()):
-                batch.token[i] = token
-                batch.pos[i] = self._position + i
-                batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = 0
-                batch.logits[i] = i == len(part) - 1
+            count = batch.n_tokens = len(part)
+            self._tokens[:count] = part
+            self._positions[:count] = np.arange(self._position, self._position + count)
+            self._logits[:count] = 0
+            self._logits[count - 1] = 1
             status = self._api.llama_decode(self._context, batch)
             if status != 0:
                 raise RuntimeError(f"a pass of {len(part)} tokens failed with status {status}")

@@ -5,9 +5,9 @@
 
 Every setting runs in a process of its own with a time limit. RESULT.json has every setting that was tried, with its
 figures or the engine's own error; the table printed at the end has each engine's fastest setting within the memory.
-With --sessions that setting then replays recorded sessions, the turns that replay.py times with the same options; the
-totals of --replayed, its turns.jsonl, stand beside them. With --first every engine runs so many settings before any
-engine runs more, the first one with the sessions in one process; one that turns out faster replays them anew.
+With --sessions that setting then replays recorded sessions, the turns that replay.py times with the same options; what
+--replayed has, its turns.jsonl, is compared with them (conclusion.py). With --first every engine runs so many settings
+before any runs more, the first one with the sessions in one process; one that turns out faster replays them anew.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -29,12 +28,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.conclusion import concluded, markdown, words_of
 from benchmarks.peers.ik import PACKAGE
 from benchmarks.peers.measure import peer_named
 from benchmarks.peers.protocol import ModelShape, Options, Peer, Work
 from benchmarks.peers.search import Outcome, Request, best, search
-from benchmarks.peers.sessions import Replayed, held_out_sessions, totals_of_replay, totals_table
+from benchmarks.peers.sessions import Replayed, held_out_sessions
 from benchmarks.peers.stock import LIBRARIES
+from benchmarks.this_machine import machine
 from ostinatod.bench.sessions import Limits, write_sessions
 from ostinatod.profiles.gguf_header import read_header
 
@@ -128,7 +129,6 @@ def table(results: dict[str, list[Outcome]], request: Request, budget_bytes: int
     """The fastest setting of each engine as a Markdown table; milliseconds."""
     head = ["engine", f"request ({request.new_tokens} new, {request.output_tokens} out)", "decode"]
     rows = [[*head, *(f"{n} new" for n in lengths), "GPU GiB", "setting"]]
-    rows.append(["---"] * len(rows[0]))
     for name, outcomes in results.items():
         fastest = best(outcomes, request, budget_bytes)
         if fastest is None or fastest.figures is None:
@@ -147,7 +147,7 @@ def table(results: dict[str, list[Outcome]], request: Request, budget_bytes: int
                 " ".join(f"{key}={value}" for key, value in fastest.options.items()),
             ]
         )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(rows)
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def keep_longest(replays: list[Replayed], new: Replayed) -> None:
     before = next((item for item in replays if item.engine == new.engine), None)
     if before is None:
         replays.append(new)
-    elif len(new.totals()) >= len(before.totals()):
+    elif new.done() >= before.done():
         replays[replays.index(before)] = new
 
 
@@ -298,16 +298,20 @@ def main() -> int:
 
     replays: list[Replayed] = []
     results: dict[str, list[Outcome]] = {}
+    command = " ".join(["python", "-m", "benchmarks.peers.run", *sys.argv[1:]])
+    facts = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "command": command}
 
     def write() -> None:
-        document = {
-            "machine": {"cpu": platform.processor() or platform.machine(), "threads": a.threads},
+        document: dict[str, Any] = {
+            **facts,
             "work": work.as_json(),
             "budget_bytes": budget_bytes,
             "request": {"new_tokens": request.new_tokens, "output_tokens": request.output_tokens},
             "peers": {name: [as_json(o) for o in outcomes] for name, outcomes in results.items()},
             "replays": {item.engine: item.as_json() for item in replays},
         }
+        if a.sessions and (found := concluded(replays, a.replayed)):
+            document["comparison"] = found.as_json()
         a.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
     def report(found: dict[str, list[Outcome]], outcome: Outcome) -> None:
@@ -343,11 +347,9 @@ def main() -> int:
                 outcome = start(module, fastest.options, replaying, a.run_seconds + a.replay_seconds)
             figures = outcome.figures or {}
             turns = figures.get("sessions", {})
-            keep_longest(
-                replays, Replayed(fastest.peer, fastest.options, turns, outcome.error, figures.get("gpu_bytes"))
-            )
-            done = sum(map(len, turns.values()))
-            print(f"{fastest.peer}: {done} turns replayed ({outcome.wall_s} s)", flush=True)
+            new = Replayed(fastest.peer, fastest.options, turns, outcome.error, figures.get("gpu_bytes"))
+            keep_longest(replays, new)
+            print(f"{fastest.peer}: {new.done()} turns replayed ({outcome.wall_s} s)", flush=True)
             if outcome is not fastest:
                 print(last_words(outcome.error), end="", flush=True)
             write()
@@ -360,8 +362,7 @@ def main() -> int:
         )
     print("\n" + table(results, request, budget_bytes, work.lengths))
     if a.sessions:
-        others = totals_of_replay(a.replayed) if a.replayed else {}
-        print("\n" + totals_table({**{item.engine: item.totals() for item in replays}, **others}))
+        print("\n" + words_of(concluded(replays, a.replayed)))
         print("".join(f"\n{item.engine}: {item.memory()}" for item in replays))
     return 0 if all(best(outcomes, request, budget_bytes) for outcomes in results.values()) else 1
 

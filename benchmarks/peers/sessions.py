@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ostinatod.bench.results import TurnResult
 from ostinatod.bench.sessions import Limits, Session
 from ostinatod.bench.tokens import hashed_tokens, tokenized_session
 from ostinatod.bench.traces import choose, read_traces, render_plainly, text_turns
 from ostinatod.profiles.gguf_header import read_header
-
-Totals = Mapping[tuple[str, int], float]
-"""Milliseconds of each turn, by session and number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +28,17 @@ class Replayed:
         """GPU memory as a person reads it."""
         return "GPU memory unknown" if self.gpu_bytes is None else f"{self.gpu_bytes / 2**30:.2f} GiB of GPU memory"
 
-    def totals(self) -> Totals:
-        """The time of every turn it has."""
-        return {(name, i): turn["total_ms"] for name, turns in self.turns.items() for i, turn in enumerate(turns)}
+    def done(self) -> int:
+        """How many turns it has."""
+        return sum(map(len, self.turns.values()))
+
+    def results(self) -> Iterator[TurnResult]:
+        """Every turn it has, as the benchmark's statistics read it."""
+        for session, turns in self.turns.items():
+            for number, turn in enumerate(turns):
+                steps = turn["output"] - 1
+                tpot_ms = (turn["total_ms"] - turn["ttft_ms"]) / steps if steps else None
+                yield TurnResult(setting=self.engine, session=session, turn=number, repeat=0, tpot_ms=tpot_ms, **turn)
 
     def as_json(self) -> dict[str, Any]:
         """As it is written."""
@@ -74,28 +77,3 @@ def held_out_sessions(
     if not within:
         raise SystemExit(f"expected turns within {limits.tokens} tokens per session in {trace}, found none")
     return within
-
-
-def totals_of_replay(file: Path) -> dict[str, Totals]:
-    """What benchmarks/replay.py timed, from its turns.jsonl, by setting; medians of repeats."""
-    times: dict[str, dict[tuple[str, int], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for line in file.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if "total_ms" in row:
-            times[row["setting"]][row["session"], row["turn"]].append(row["total_ms"])
-    return {name: {turn: statistics.median(ms) for turn, ms in found.items()} for name, found in times.items()}
-
-
-def totals_table(engines: Mapping[str, Totals]) -> str:
-    """Seconds of each session by engine as a Markdown table, of the turns that every engine in it has."""
-    engines = {name: totals for name, totals in engines.items() if totals}
-    if not engines:
-        return "no session was replayed"
-    common = set.intersection(*(set(totals) for totals in engines.values()))
-    rows = [["session", "turns", *engines], ["---"] * (len(engines) + 2)]
-    for session in [*dict.fromkeys(name for name, _ in next(iter(engines.values()))), ""]:
-        turns = [turn for turn in common if session in ("", turn[0])]
-        if turns:
-            seconds = [sum(totals[turn] for turn in turns) / 1000 for totals in engines.values()]
-            rows.append([session or "all", str(len(turns)), *(f"{value:.2f}" for value in seconds)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -16,6 +16,7 @@
 //   --ostinato-link-percent N      of a cold expert's hidden columns that the GPU reads in place in steps of few tokens
 //                                                                                           default: by measured speeds
 //   --ostinato-no-link             none
+//   --ostinato-staging-experts N   least room of the memory in which prefill stages uploads default: an eighth of the pool
 //   --ostinato-borrow-percent N    of the memory in which prefill stages uploads, lent to cold experts in decode
 //   --ostinato-no-borrowing        none
 //   --ostinato-prefetch-us N       the link's head start on a layer's router, in prefill    default: as measured
@@ -58,6 +59,7 @@ int main(int argc, char ** argv) {
     uint64_t upload_tokens = 0;
     uint64_t upload_all_tokens = 0;
     uint64_t link_percent = 0;
+    uint64_t staging_experts = 0;
     uint64_t borrow_percent = 0;
     uint64_t prefetch_us = 0;
     bool has_uploads = true;
@@ -72,6 +74,7 @@ int main(int argc, char ** argv) {
         { "--ostinato-threads", &n_threads }, { "--ostinato-timeout-ms", &timeout_ms },
         { "--ostinato-upload-tokens", &upload_tokens }, { "--ostinato-upload-all-tokens", &upload_all_tokens },
         { "--ostinato-link-percent", &link_percent },
+        { "--ostinato-staging-experts", &staging_experts },
         { "--ostinato-borrow-percent", &borrow_percent },
         { "--ostinato-prefetch-us", &prefetch_us },
     };
@@ -119,6 +122,7 @@ int main(int argc, char ** argv) {
     config.upload_tokens     = has_uploads ? (uint32_t) upload_tokens : UINT32_MAX;
     config.upload_all_tokens = (uint32_t) upload_all_tokens;
     config.link_percent      = has_link ? (int32_t) link_percent : -1;
+    config.staging_experts   = (int32_t) staging_experts;
     config.borrow_percent    = has_borrowing ? (int32_t) borrow_percent : -1;
     config.prefetch_us       = has_prefetch ? (int32_t) prefetch_us : -1;
     if (ostinato_configure(&config) != OSTINATO_OK) {

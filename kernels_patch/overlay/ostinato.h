@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 7
+#define OSTINATO_ABI_VERSION 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -83,6 +83,7 @@ struct ostinato_config {
     int32_t  link_percent;       // of a cold expert's hidden columns, read in place by the GPU in steps of few tokens; 0: by measured speeds, -1: none
     int32_t  borrow_percent;     // of the memory in which prefill stages uploads, lent to cold experts in decode; 0: all of it, -1: none
     int32_t  prefetch_us;        // time that the link has for a layer's uploads before its router has run; 0: as measured, -1: nothing is prefetched
+    int32_t  staging_experts;    // least room of the memory in which prefill stages uploads, in experts of the largest layer; 0: an eighth of the pool, at most all of a layer
 };
 
 // Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
@@ -122,7 +123,7 @@ LLAMA_API bool ostinato_equal_residency(const struct ostinato_residency * a, con
 LLAMA_API enum ostinato_status ostinato_check_residency(const struct llama_model * model, const struct ostinato_residency * residency);
 
 // Makes exactly the experts of a file hot: they are computed from the expert pool in every forward pass, the others by the CPU branch.
-// Call it after loading the model and before making its first context. Refused for layers on a GPU and for repacked weights.
+// Call it after loading the model and before making its first context. Refused for weights on a GPU and for repacked ones.
 LLAMA_API enum ostinato_status ostinato_load_residency(const struct llama_model * model, const char * path);
 
 // The same with the experts where hot[layer * n_experts + expert] != 0.
@@ -178,11 +179,15 @@ struct ostinato_device_status {
     uint64_t decode_busy_ns;   // cpu_busy_ns, in steps of one token
     uint64_t pool_room;        // bytes of experts, as the model's file has them, that fit the pool whatever their layers
     double   in_place_bytes_per_s; // measured speed at which the GPU computes its share in place beside the CPU branch; 0 where it has none
+    uint64_t pool_unlearned;   // of pool_room, what a set should take that nobody has learned: the rest serves better lent
 };
 
 // Lends staging memory to exactly these cold experts from now on, until a pass stages uploads in it: to replay what was recorded. hot[n_layers * n_experts]
 // as in ostinato_set_residency: 1 for an expert that borrows. `n_lent`: how many there was memory for. No pass may be computing.
 LLAMA_API enum ostinato_status ostinato_set_borrowed(const struct llama_model * model, const uint8_t * borrowing, size_t n, size_t * n_lent);
+
+// borrowing[n_layers * n_experts]: 1 for each cold expert that the last pass found in borrowed memory. No pass may be computing.
+LLAMA_API enum ostinato_status ostinato_get_borrowed(const struct llama_model * model, uint8_t * borrowing, size_t n);
 
 // Fills devices[0 .. n - 1] and sets `n_devices` to how many there are, 0 where the experts are not divided.
 LLAMA_API enum ostinato_status ostinato_get_device_status(

@@ -11,6 +11,7 @@
 #include "ggml-cpp.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +35,16 @@ void fail(const char * what, int step, size_t layer, int32_t expert) {
     }
 }
 
+const std::thread::id main_thread = std::this_thread::get_id();
+std::atomic<int> n_refused { 0 };
+
+// Every fifth upload of the borrower's thread fails.
 bool copy_memory(int, void * dst, const void * src, size_t bytes) {
+    static std::atomic<int> n_uploads { 0 };
+    if (std::this_thread::get_id() != main_thread && bytes > N_EXPERTS*sizeof(uint32_t) && ++n_uploads % 5 == 0) {
+        n_refused++;
+        return false;
+    }
     memcpy(dst, src, bytes);
     return true;
 }
@@ -118,6 +128,7 @@ struct machine {
             std::shuffle(experts.begin(), experts.end(), random);
             experts.resize(random() % (N_EXPERTS/2));
         }
+        borrower->stop();
         pool->set_hot(hot, [&](size_t i, int32_t e) { return layers[i]->host[e]; });
         borrower->reset(*pool);
     }
@@ -189,7 +200,13 @@ int main(int argc, char ** argv) {
     for (int step = 0; step < n_steps; ++step) {
         m.borrower->begin_decode(step % 3 != 0); // the GPU is busy now and then: nothing may change for this pass
         const auto before = m.tables();
-        m.check_tables(before, step);
+        size_t n_told = 0;
+        for (const auto & experts : m.borrower->borrowed()) {
+            n_told += experts.size();
+        }
+        if (m.check_tables(before, step) != n_told) {
+            fail("other experts are told than the tables name", step, 0, 0);
+        }
         const auto routes = m.routes(step);
         wait_us(300);
         for (size_t i = 0; i < N_LAYERS; ++i) {
@@ -205,7 +222,7 @@ int main(int argc, char ** argv) {
             fail("the tables changed during a pass", step, 0, 0);
         }
         if (step % 100 == 75) { // a prefill stages uploads, in all of the memory or in a part
-            const char * limit = m.pool->staging_end(step % 200 == 75 ? N_EXPERTS : 3);
+            const char * limit = step % 200 == 75 ? (const char *) UINTPTR_MAX : m.pool->staging_end(3);
             m.borrower->give_back(limit);
             const size_t n_kept = m.borrower->view().n_borrowed;
             std::vector<std::pair<char *, size_t>> staging;
@@ -243,6 +260,10 @@ int main(int argc, char ** argv) {
             (unsigned long long) view.n_uploaded);
         n_failed++;
     }
+    if (n_refused == 0) {
+        printf("no upload failed\n");
+        n_failed++;
+    }
     if (n_kept_in_all == 0) {
         printf("no expert stayed borrowed through a prefill that stages in a part of the memory\n");
         n_failed++;
@@ -272,6 +293,14 @@ int main(int argc, char ** argv) {
     }
     if (m.tables() != as_asked) {
         fail("it changed what was asked for", -1, 0, 0);
+    }
+    const uint64_t n_before = m.borrower->view().n_uploaded;
+    if (m.borrower->set(asked) != n_lent || m.tables() != as_asked || m.borrower->view().n_uploaded != n_before) {
+        fail("what is there already is copied again", -1, 0, 0);
+    }
+    const size_t n_other = m.borrower->set({ { 2 }, { 4 }, {}, {} });
+    if (m.check_tables(m.tables(), -1) != n_other) {
+        fail("other experts than asked for next are borrowed", -1, 0, 0);
     }
     return n_failed == 0 ? 0 : 1;
 }

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -452,6 +453,23 @@ void check_lent_places(const ostinato_expert_pool & pool, const std::vector<osti
     }
 }
 
+// The tiled kernels read past the last row of a kind's last layer.
+void check_zeros_behind(const ostinato_expert_pool & pool, size_t n_layers, int round) {
+    constexpr size_t TAIL = 64*1024;
+    std::map<size_t, const char *> end_of; // by kind
+    for (size_t i = 0; i < n_layers; ++i) {
+        const ostinato_expert_ffn & slots = pool.slots(i);
+        const ggml_tensor * first = slots.gate_up ? slots.gate_up : slots.gate;
+        const char *& end = end_of[pool.lent_places(i).kind];
+        end = std::max(end, (const char *) first->data + first->ne[2]*first->nb[2]);
+    }
+    for (const auto & [kind, end] : end_of) {
+        if (!std::all_of(end, end + TAIL, [](char c) { return c == 0; })) {
+            fail("round %d, kind %zu: no zeros behind the last slot", round, kind);
+        }
+    }
+}
+
 // Any sequence of sets leaves the pool as a new one with the last set, but for the order of slots; zeros included.
 void check_pool_moves() {
     std::mt19937 random(5);
@@ -534,6 +552,14 @@ void check_pool_moves() {
             }
         }
         check_lent_places(pool, layers, round);
+        check_zeros_behind(pool, layers.size(), round);
+        for (size_t i = 0; i < layers.size(); ++i) { // whoever borrows them leaves something there
+            const ostinato_lent_places lent = pool.lent_places(i);
+            memset(lent.base, 0x5a, lent.n*lent.stride);
+        }
+        if (pool.used() + pool.lent() != pool.capacity() + 4*ostinato_expert_pool::least_lent(layers)) {
+            fail("round %d: %zu bytes used and %zu lent are not the pool", round, pool.used(), pool.lent());
+        }
     }
 }
 

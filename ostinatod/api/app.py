@@ -63,7 +63,9 @@ def create_app(
             residency_file=residencies.file,
             before_unload=recorder.settled,
         )
-        learner = LearningService(settings, loaded, residencies, routes.tpots_ms, open_timings(files, routes))
+        learner = LearningService(
+            *(settings, loaded, residencies, routes.tpots_ms, open_timings(files, routes)), list_records=store.list
+        )
         pulls = Pulls(store)
         services = Services(
             settings=settings,

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ostinatod.api.recorder import OpenRequest
 from ostinatod.api.state import Services, ServicesDep
@@ -37,6 +37,9 @@ class CancelRequest(BaseModel):
 
 class ForgetRequest(BaseModel):
     """What to forget; conditions that are given must all hold, and without any the whole log goes."""
+
+    # A misspelt condition would be none, and forget everything.
+    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     session: str | None = Field(default=None, min_length=1, max_length=MAX_ID_CHARS)

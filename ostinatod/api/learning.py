@@ -58,9 +58,16 @@ async def residency(model: str, services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/ostinato/profile")
 async def profile(services: ServicesDep, refresh: bool = False) -> dict[str, Any]:
-    """This machine, as measured, and what engines measured on it; `refresh` measures the machine again."""
+    """This machine, as measured, and what engines measured on it; `refresh` measures the machine again.
+
+    `calibrations_reason` says why what engines measured could not be read, else it is null.
+    """
     found = await asyncio.to_thread(lambda: machine_profile(services.machine_profile, refresh=refresh))
-    return {**found, "calibrations": await asyncio.to_thread(services.learning.calibrations)}
+    try:
+        calibrations = await asyncio.to_thread(services.learning.calibrations)
+    except PlanUnavailable as error:
+        return {**found, "calibrations": [], "calibrations_reason": error.message}
+    return {**found, "calibrations": calibrations, "calibrations_reason": None}
 
 
 def describe_plan(model: str, learned: Learned) -> dict[str, Any]:
@@ -70,7 +77,9 @@ def describe_plan(model: str, learned: Learned) -> dict[str, Any]:
         "model": model,
         "sessions": learned.plan.sessions,
         "skew": {"gain": skew.gain, "useful": skew.useful, "sentence": skew.sentence},
+        "in_use": learned.in_use,
         "proposal": None if proposal is None else _proposal(proposal, learned),
+        "reasons": list(learned.plan.reasons),
         "timing": learned.plan.timing.as_json(),
         "history": [_generation(item) for item in learned.history],
     }

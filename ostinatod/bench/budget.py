@@ -10,6 +10,8 @@ from ostinatod.bench.sessions import Limits, Session
 
 LEAST_TURNS = 3
 """Of each session: rather fewer sessions than shorter ones."""
+LEAST_TURNS_OF_TWO = 2
+"""Where there are two sessions: a single one has no interval."""
 RESERVE = 0.9
 """Of the time that is left may be planned."""
 
@@ -55,7 +57,8 @@ def pace_of(turns: Sequence[Mapping[str, Any]], wall_s: float) -> Pace:
 def affordable(paces: Sequence[Pace], sessions: Sequence[Session], seconds: float) -> list[Session]:
     """The beginnings of as many sessions as all settings can replay within the time; the first turns of one at least.
 
-    All sessions with as many turns as fit, and where those are fewer than LEAST_TURNS, fewer sessions.
+    All sessions with as many turns as fit, and where those are fewer than LEAST_TURNS, fewer sessions; rather two short
+    ones than a single longer one.
     """
     longest = max(len(session.turns) for session in sessions)
     for count in range(len(sessions), 0, -1):
@@ -66,6 +69,7 @@ def affordable(paces: Sequence[Pace], sessions: Sequence[Session], seconds: floa
             if sum(pace.seconds(chosen, turns) for pace in paces) <= RESERVE * seconds
         ]
         turns = max(fitting, default=0)
-        if turns >= min(LEAST_TURNS, longest) or count == 1:
+        least = LEAST_TURNS if count > 2 else LEAST_TURNS_OF_TWO
+        if turns >= min(least, longest) or count == 1:
             return [Limits(turns=max(turns, 1)).apply(session) for session in chosen]
     raise AssertionError("there is a session")

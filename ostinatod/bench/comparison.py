@@ -18,7 +18,7 @@ import numpy as np
 from ostinatod.bench.budget import Pace, affordable
 from ostinatod.bench.jobs import OnEvent, run_job
 from ostinatod.bench.learning import Chosen, Learned, chosen_from_json, learn, session_routes
-from ostinatod.bench.memory import hot_bytes_within, pool_limit
+from ostinatod.bench.memory import hot_bytes_within, pool_limit, pool_limit_with_staging
 from ostinatod.bench.options import Options
 from ostinatod.bench.results import ResultFile, TurnResult, continue_results
 from ostinatod.bench.sessions import Limits, Part, Session, of_part, read_sessions
@@ -192,8 +192,10 @@ class Steps:
             "uploads": list(options.uploads),
             "candidates": None if options.candidates is None else [as_json(item) for item in options.candidates],
             "kinds": list(options.kinds),
+            "times_all": options.times_all,
             "repeats": options.repeats,
             "trial_turns": options.trial_turns,
+            "staging_experts": options.staging_experts,
         }
 
     def learn(self) -> Learned:
@@ -256,6 +258,8 @@ class Steps:
             stock = stock_candidates(cpu_layers, self.options.threads, on_gpu=plan.on_gpu)
             candidates = [*ostinato_candidates(self.options.threads, self.options.uploads), *stock]
         candidates = [self.limited(setting, learned.pool_bytes) for setting in candidates]
+        if self.options.times_all:
+            return Chosen(learned, tuple(setting for setting in candidates if setting.kind in self.options.kinds), ())
         sessions = list(of_part(self.sessions, "development"))
 
         def replay(setting: Setting, on_event: OnEvent) -> None:
@@ -285,8 +289,14 @@ class Steps:
         """With no more memory of the GPU than stock may have for experts; an engine would take all there is."""
         if setting.kind != "ostinato" or not self.plan.on_gpu:
             return setting
-        limit, pinned = setting.pool_bytes or pool_limit(gpu_bytes), setting.pin_bytes or self.options.pin_bytes
-        return replace(setting, pool_bytes=limit, pin_bytes=pinned)
+        staging = setting.staging_experts or self.options.staging_experts
+        limit = pool_limit_with_staging(gpu_bytes, self.plan.experts, staging) if staging else pool_limit(gpu_bytes)
+        return replace(
+            setting,
+            pool_bytes=setting.pool_bytes or limit,
+            pin_bytes=setting.pin_bytes or self.options.pin_bytes,
+            staging_experts=staging,
+        )
 
     def shortened(self, chosen: Chosen) -> Chosen:
         """With as much of the held-out sessions as the time suffices for, by what the trials took."""
@@ -297,8 +307,8 @@ class Steps:
         timed = affordable(paces, sessions, self.left_s - END_S)
         expected = sum(pace.seconds(timed) for pace in paces)
         self.progress.note(
-            f"{len(timed)} held-out sessions with {sum(len(session.turns) for session in timed)} turns fit into the "
-            f"{self.left_s:.0f} s that are left; expected {expected:.0f} s"
+            f"what fits into the {self.left_s:.0f} s that are left: held-out sessions {len(timed)}, "
+            f"turns {sum(len(session.turns) for session in timed)}; expected {expected:.0f} s"
         )
         return replace(chosen, timed={session.id: len(session.turns) for session in timed})
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 
+from ostinatod.bench.http_sessions import ANY_VOCABULARY, HttpSession
 from ostinatod.bench.results import TurnResult
-from ostinatod.bench.sessions import Limits
 from ostinatod.bench.tokens import hashed_tokens
-from ostinatod.bench.traces import Recorded, TextTurn, render_plainly, text_turns
 from ostinatod.errors import EngineError
 
-ANY_VOCABULARY = 1 << 31
 CONNECT_S = 5.0
 _ONCE = {"Connection": "close"}
 """llama.cpp's server ends connections that are kept open, at times just as they are used again."""
@@ -29,48 +27,26 @@ _ONCE = {"Connection": "close"}
 def replay_over_http(
     client: httpx.Client,
     model: str,
-    sessions: Sequence[Recorded],
-    limits: Limits,
+    session: HttpSession,
+    most_tokens: int | None,
     setting: str,
     on_turn: Callable[[TurnResult], None],
 ) -> None:
-    """Replay sessions one after the other and hand on each turn, as far as `limits` go.
+    """Replay a session and hand on each turn, as far as a context of `most_tokens` goes.
 
-    Outputs are as long as a plain tokenizer would count the recorded ones; what is read is the server's own count,
-    where it tells. Raises EngineError with the server's words where it refuses.
+    What is read is the server's own count, where it tells. Raises EngineError with the server's words where it refuses.
     """
-    for session in sessions:
-        for number, (turn, prompt, n_output) in enumerate(_requests(session, limits)):
-            told = _ask(client, model, prompt.text, n_output)
-            prompt.said = told.pop("text")
-            on_turn(
-                TurnResult(setting=setting, session=str(session["id"]), turn=number, repeat=0, kind=turn.kind, **told)
-            )
-
-
-class _Prompt:
-    """A conversation so far. `said` is what the server has answered, and replaces the recorded answer."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.said = ""
-
-
-def _requests(session: Recorded, limits: Limits) -> Iterator[tuple[TextTurn, _Prompt, int]]:
-    prompt = _Prompt()
-    recorded = ""
-    for number, turn in enumerate(text_turns(session, render_plainly)):
-        if limits.turns is not None and number >= limits.turns:
+    text = session.prefix
+    if text:
+        _ask(client, model, text, 1)
+    for number, turn in enumerate(session.turns):
+        text = text[: round(len(text) * turn.kept)] + turn.added
+        if most_tokens and len(hashed_tokens(text, ANY_VOCABULARY)) + turn.output > most_tokens:
             return
-        added = turn.prompt[len(recorded) :]
-        added = added[: max(1, round(len(added) * limits.scale))]
-        prompt.text += prompt.said + added
-        n_output = max(1, round(len(hashed_tokens(turn.answer, ANY_VOCABULARY)) * limits.scale))
-        n_output = min(n_output, limits.output_tokens or n_output)
-        if limits.tokens and len(hashed_tokens(prompt.text, ANY_VOCABULARY)) + n_output > limits.tokens:
-            return
-        yield turn, prompt, n_output
-        recorded = turn.prompt + turn.answer
+        told = _ask(client, model, text, turn.output)
+        # Its own words, whatever the recording says: they are what it holds.
+        text += told.pop("text")
+        on_turn(TurnResult(setting=setting, session=session.id, turn=number, repeat=0, kind=turn.kind, **told))
 
 
 def _ask(client: httpx.Client, model: str, prompt: str, n_output: int) -> dict[str, Any]:
@@ -92,7 +68,7 @@ def _ask(client: httpx.Client, model: str, prompt: str, n_output: int) -> dict[s
     try:
         with client.stream("POST", "/v1/completions", json=body, headers=_ONCE) as response:
             if response.status_code != httpx.codes.OK:
-                raise EngineError(f"HTTP {response.status_code}: {response.read().decode(errors='replace')[:500]}")
+                raise EngineError(f"HTTP {response.status_code}: {_told(response.read())}")
             for line in response.iter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
@@ -120,3 +96,12 @@ def _ask(client: httpx.Client, model: str, prompt: str, n_output: int) -> dict[s
         "tpot_ms": round((last - first) * 1000 / (output - 1), 4) if output > 1 else None,
         "total_ms": round((ended - started) * 1000, 3),
     }
+
+
+def _told(answer: bytes) -> str:
+    """What a server says of its error: OpenAI's message, or the beginning of whatever it is."""
+    text = answer.decode(errors="replace")[:500]
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text

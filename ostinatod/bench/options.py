@@ -21,8 +21,10 @@ class Options:
     uploads      thresholds that ostinato is tried with, see `settings.ostinato_candidates`
     candidates   settings in place of those that would be searched
     kinds        what is compared
+    times_all    time every candidate, in place of the best one of each kind
     trial_turns  of each development session, which candidates are tried with; with 0, a kind's only one is not tried
     pin_bytes    host memory that ostinato may page-lock, 0 for what the system can spare
+    staging_experts  for which the staging buffer has room at least, in memory of its own; 0 for the engine's choice
     seconds      for all of it, of which at most `comparison.SEARCH_SHARE` for trying candidates; None for no limit
     """
 
@@ -33,7 +35,9 @@ class Options:
     uploads: Sequence[int] = (0,)
     candidates: Sequence[Setting] | None = None
     kinds: Sequence[SettingKind] = ("ostinato", "stock")
+    times_all: bool = False
     repeats: int = 1
     trial_turns: int | None = None
     pin_bytes: int = 0
+    staging_experts: int = 0
     seconds: float | None = None

@@ -218,4 +218,5 @@ def _placement(setting: Setting, on_gpu: bool) -> PlacementOptions:
         link_percent=setting.link_percent,
         borrow_percent=setting.borrow,
         prefetch_us=setting.prefetch_us,
+        staging_experts=setting.staging_experts,
     )

@@ -97,8 +97,12 @@ def read_settings(file: Path) -> list[Setting]:
     """A list of settings from a JSON file. Raises RequestError where it holds none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, list) or not all(isinstance(item, dict) for item in values):
+        if not isinstance(values, list) or not values or not all(isinstance(item, dict) for item in values):
             raise ValueError("expected a list of objects")
     except (OSError, ValueError) as error:
         raise RequestError(f"{file} holds no settings: {error}", hint="docs/benchmark.md has an example") from error
-    return [from_json(item) for item in values]
+    settings = [from_json(item) for item in values]
+    names = [setting.name for setting in settings]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RequestError(f"{file}: two settings are called {twice!r}", hint="Turns are kept by the setting's name")
+    return settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,41 +57,74 @@ def make_report(
 def tables(report: Report) -> Iterator[Table]:
     """The report for people."""
     against = {item.setting: item for item in report.versus}
-    yield Table(
-        f"Held-out sessions; ratios: times as long as {report.base}, with 95 % intervals over sessions",
-        (
-            "SETTING",
-            "TOTAL",
-            "RATIO",
-            "SAVED",
-            "WON",
-            "TTFT AFTER TOOL",
-            "RATIO",
-            "TPOT",
-            "RATIO",
-        ),
-        tuple(_main_row(summary, against.get(summary.setting)) for summary in report.settings),
+    compared = (
+        f"what {report.base} saves of a setting's time, in how many of them it is faster, and how many times as long "
+        "the setting takes; 95 % intervals over sessions"
     )
     yield Table(
-        "Median TTFT after a tool's output, by new tokens (turns)",
-        ("SETTING", *(bucket_words(bucket) for bucket in BUCKETS)),
-        tuple(_bucket_rows(report.settings, against)),
+        f"Held-out sessions: {compared if report.versus else 'total request time, and medians of turns'}",
+        ("SETTING", "TOTAL", "SAVED", "WON", "TTFT AFTER TOOL", "TPOT"),
+        tuple(row for summary in report.settings for row in _main_rows(summary, against.get(summary.setting))),
     )
+    if any(group.turns for item in report.settings for group in item.by_new_tokens):
+        yield Table(
+            "Median TTFT after a tool's output, by new tokens (turns)",
+            ("SETTING", *(bucket_words(bucket) for bucket in BUCKETS)),
+            tuple(_bucket_rows(report.settings, against)),
+        )
     yield Table(
         "Median TTFT by kind of turn (turns)",
         ("SETTING", *KIND_WORDS.values()),
         tuple((item.setting, *map(_group, item.by_kind.values())) for item in report.settings),
     )
+    saves = f", what {report.base} saves of it" if report.versus else ""
     yield Table(
-        f"Total request time of each session, and what {report.base} saves of it; in all with 95 % intervals",
-        (
-            "SESSION",
-            *(item.setting for item in report.settings),
-            *(f"SAVED OF {item.setting}" for item in report.versus),
-        ),
-        tuple(_session_rows(report)),
+        f"Each session: total request time{saves}, medians of its turns",
+        ("SESSION", "SETTING", "TOTAL", "SAVED", "TTFT AFTER TOOL", "TPOT"),
+        tuple(_session_rows(report, against)),
     )
-    yield Table(
+    yield _phases(report.settings)
+
+
+def search_table(search: Sequence[Mapping[str, Any]], chosen: Collection[str]) -> Table:
+    """The candidates and their times on the development sessions; `chosen` are the names of those that are timed."""
+    rows = tuple(
+        (
+            item["setting"]["name"],
+            str(item["setting"]["cpu_layers"]) if item["setting"]["kind"] == "stock" else "-",
+            _ms(item["total_ms"]),
+            item["reason"] or ("chosen" if item["setting"]["name"] in chosen else ""),
+        )
+        for item in search
+    )
+    return Table("Candidates on development sessions", ("SETTING", "LAYERS ON THE CPU", "TOTAL", ""), rows)
+
+
+def bucket_words(bucket: tuple[int, int | None]) -> str:
+    """A bucket of new tokens for people."""
+    least, below = bucket
+    return f"{least:,}+" if below is None else f"{least:,}-{below - 1:,}"
+
+
+def _main_rows(summary: Summary, against: Versus | None) -> Iterator[tuple[str, ...]]:
+    times = _ms(summary.by_kind["after_tool"].ttft_ms), _ms(summary.tpot_ms)
+    if against is None:
+        yield summary.setting, _ms(summary.total_ms), "", "", *times
+        return
+    won = f"{against.sessions_won}/{against.sessions}"
+    yield summary.setting, _ms(summary.total_ms), _percent(against.saved.value), won, *times
+    total, *medians = (_parts(item, ".2f") for item in (against.total, against.ttft_after_tool, against.tpot))
+    yield "  times as long", total[0], "", "", *(value for value, _ in medians)
+    if total[1]:
+        yield "  95 %", total[1], _parts(against.saved, ".1%")[1], "", *(interval for _, interval in medians)
+
+
+def _phases(summaries: Sequence[Summary]) -> Table:
+    """Reading and writing, and the share of their routes that went to hot experts where it is known of any setting."""
+    if all(item.coverage_prefill is None and item.coverage_decode is None for item in summaries):
+        rows = tuple((item.setting, _ms(item.prefill_ms), _ms(item.decode_ms)) for item in summaries)
+        return Table("Where the time goes", ("SETTING", "READING", "WRITING"), rows)
+    return Table(
         "Where the time goes, and the share of routes that went to hot experts",
         ("SETTING", "READING", "HOT", "WRITING", "HOT"),
         tuple(
@@ -102,51 +135,20 @@ def tables(report: Report) -> Iterator[Table]:
                 _ms(item.decode_ms),
                 _percent(item.coverage_decode),
             )
-            for item in report.settings
+            for item in summaries
         ),
     )
 
 
-def search_table(search: Sequence[Mapping[str, Any]]) -> Table:
-    """The candidates and their times on the development sessions."""
-    rows = tuple(
-        (
-            item["setting"]["name"],
-            str(item["setting"]["cpu_layers"]) if item["setting"]["kind"] == "stock" else "-",
-            _ms(item["total_ms"]),
-            item["reason"] or "",
-        )
-        for item in search
-    )
-    return Table("Candidates on development sessions", ("SETTING", "LAYERS ON THE CPU", "TOTAL", "COULD NOT RUN"), rows)
-
-
-def bucket_words(bucket: tuple[int, int | None]) -> str:
-    """A bucket of new tokens for people."""
-    least, below = bucket
-    return f"{least:,}+" if below is None else f"{least:,}-{below - 1:,}"
-
-
-def _main_row(summary: Summary, against: Versus | None) -> tuple[str, ...]:
-    after_tool = summary.by_kind["after_tool"].ttft_ms
-    return (
-        summary.setting,
-        _ms(summary.total_ms),
-        "1" if against is None else _ratio(against.total),
-        "" if against is None else _saved(against.saved),
-        "" if against is None else f"{against.sessions_won}/{against.sessions}",
-        _ms(after_tool),
-        "1" if against is None else _ratio(against.ttft_after_tool),
-        _ms(summary.tpot_ms),
-        "1" if against is None else _ratio(against.tpot),
-    )
-
-
-def _session_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    for session in report.settings[0].sessions:
-        saved = (_percent(against.saved_by_session.get(session)) for against in report.versus)
-        yield session, *(_ms(item.sessions.get(session)) for item in report.settings), *saved
-    yield "all", *(_ms(item.total_ms) for item in report.settings), *(_saved(item.saved) for item in report.versus)
+def _session_rows(report: Report, against: Mapping[str, Versus]) -> Iterator[tuple[str, ...]]:
+    for session in dict.fromkeys(name for item in report.settings for name in item.sessions):
+        told = session
+        for item in report.settings:
+            if times := item.by_session.get(session):
+                saved = against[item.setting].saved_by_session.get(session) if item.setting in against else None
+                medians = _ms(times.ttft_after_tool_ms), _ms(times.tpot_ms)
+                yield told, item.setting, _ms(times.total_ms), "" if saved is None else _percent(saved), *medians
+                told = ""
 
 
 def _bucket_rows(summaries: Sequence[Summary], against: Mapping[str, Versus]) -> Iterator[tuple[str, ...]]:
@@ -161,17 +163,17 @@ def _group(group: Group) -> str:
 
 
 def _ratio(estimate: Estimate | None) -> str:
+    return " ".join(_parts(estimate, ".2f")).strip()
+
+
+def _parts(estimate: Estimate | None, form: str) -> tuple[str, str]:
+    """The value, and its interval in brackets where it has one."""
     if estimate is None:
-        return "-"
-    return f"{estimate.value:.2f}{_between(estimate, '.2f')}"
-
-
-def _saved(estimate: Estimate) -> str:
-    return f"{estimate.value:.1%}{_between(estimate, '.1%')}"
-
-
-def _between(estimate: Estimate, form: str) -> str:
-    return "" if estimate.low is None else f" [{estimate.low:{form}}, {estimate.high:{form}}]"
+        return "-", ""
+    return (
+        f"{estimate.value:{form}}",
+        "" if estimate.low is None else f"[{estimate.low:{form}}, {estimate.high:{form}}]",
+    )
 
 
 def _percent(value: float | None) -> str:

@@ -54,6 +54,7 @@ class Setting:
     link_percent: int = 0
     borrow: int = 0
     prefetch_us: int = 0
+    staging_experts: int = 0
     cpu_layer_ids: Sequence[int] = ()
     tensor_split: Sequence[float] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -87,8 +88,26 @@ def from_json(values: Mapping[str, Any]) -> Setting:
         raise RequestError(f"expected a setting with a name and kind stock or ostinato, found {dict(values)!r}")
     if values.get("load_mode", "mmap") not in ("mmap", "none"):
         raise RequestError(f"expected load_mode mmap or none, found {values['load_mode']!r}")
+    for key, value in values.items():
+        if wanted := _unlike(key, value):
+            raise RequestError(f"{key} of {values['name']}: expected {wanted}, found {value!r}")
     lists = {name: tuple(values.get(name, ())) for name in ("cpu_layer_ids", "tensor_split")}
     return Setting(**{**values, **lists})
+
+
+def _unlike(key: str, value: Any) -> str:
+    """What the member of a setting has to be where `value` is not that, else empty."""
+    if key in ("name", "kind", "load_mode") or (key, value) == ("min_batch", None):
+        return ""
+    if key == "repacked":
+        return "" if isinstance(value, bool) else "true or false"
+    if key in ("cpu_layer_ids", "tensor_split"):
+        is_list = isinstance(value, (list, tuple)) and all(isinstance(item, (int, float)) for item in value)
+        return "" if is_list else "a list of numbers"
+    if key == "environment":
+        is_text = isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+        return "" if is_text else "names with text"
+    return "" if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
 
 
 def cpu_layers_for(experts: ModelExperts, pool_bytes: int) -> int:
@@ -137,7 +156,10 @@ def ostinato_candidates(threads: int, uploads: Sequence[int]) -> list[Setting]:
 def upload_thresholds(text: str) -> tuple[int, ...]:
     """Thresholds from a list such as "auto,never,512". Raises RequestError for anything else."""
     words = {"auto": 0, "never": NEVER}
-    try:
-        return tuple(words[word] if word in words else int(word) for word in text.split(","))
-    except ValueError as error:
-        raise RequestError(f"expected auto, never or a number of tokens, found {text!r}") from error
+    found = []
+    for word in text.split(","):
+        tokens = words.get(word, int(word) if word.isdecimal() else 0)
+        if word not in words and not tokens:
+            raise RequestError(f"expected auto, never or a number of tokens, found {word!r}")
+        found.append(tokens)
+    return tuple(found)

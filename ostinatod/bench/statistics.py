@@ -48,12 +48,23 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """One session under one setting, milliseconds: the sum of its requests, and medians over its turns."""
+
+    turns: int
+    total_ms: float
+    ttft_after_tool_ms: float | None
+    tpot_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One setting. Times are milliseconds; medians are over turns."""
 
     setting: str
     sessions: Mapping[str, float]
     """Total request time of each."""
+    by_session: Mapping[str, SessionTimes]
     total_ms: float
     prefill_ms: float
     decode_ms: float
@@ -111,22 +122,25 @@ def median_turns(turns: Sequence[TurnResult]) -> list[TurnResult]:
 def summarize(turns: Sequence[TurnResult], setting: str) -> Summary:
     """The turns of one setting, repeats counted once."""
     own = median_turns([turn for turn in turns if turn.setting == setting])
-    sessions: dict[str, float] = defaultdict(float)
+    of_session: dict[str, list[TurnResult]] = defaultdict(list)
     for turn in own:
-        sessions[turn.session] += turn.total_ms
+        of_session[turn.session].append(turn)
+    by_session = {name: _session_times(found) for name, found in of_session.items()}
+    sessions = {name: times.total_ms for name, times in by_session.items()}
     after_tool = [turn for turn in own if turn.kind == "after_tool"]
     prefill_ms = sum(turn.ttft_ms for turn in own)
     total_ms = sum(sessions.values())
     return Summary(
         setting=setting,
-        sessions=dict(sessions),
+        sessions=sessions,
+        by_session=by_session,
         total_ms=total_ms,
         prefill_ms=prefill_ms,
         decode_ms=total_ms - prefill_ms,
         turns=len(own),
         by_kind={kind: _group([turn for turn in own if turn.kind == kind]) for kind in KINDS},
         by_new_tokens=tuple(_group([turn for turn in after_tool if in_bucket(turn, bucket)]) for bucket in BUCKETS),
-        tpot_ms=_median([turn.tpot_ms for turn in own if turn.tpot_ms is not None]),
+        tpot_ms=_tpot_ms(own),
         coverage_prefill=_share(own, "prefill_hot_routes", "prefill_routes"),
         coverage_decode=_share(own, "decode_hot_routes", "decode_routes"),
     )
@@ -203,6 +217,19 @@ def _bootstrapped(sessions: Sequence[Floats], measure: Callable[[Floats], float]
     draws = rng.integers(0, len(sessions), (RESAMPLES, len(sessions)))
     low, high = np.percentile([measure(np.concatenate([sessions[i] for i in draw])) for draw in draws], LEVELS)
     return Estimate(value, float(low), float(high))
+
+
+def _session_times(turns: Sequence[TurnResult]) -> SessionTimes:
+    return SessionTimes(
+        turns=len(turns),
+        total_ms=sum(turn.total_ms for turn in turns),
+        ttft_after_tool_ms=_median([turn.ttft_ms for turn in turns if turn.kind == "after_tool"]),
+        tpot_ms=_tpot_ms(turns),
+    )
+
+
+def _tpot_ms(turns: Sequence[TurnResult]) -> float | None:
+    return _median([turn.tpot_ms for turn in turns if turn.tpot_ms is not None])
 
 
 def _group(turns: Sequence[TurnResult]) -> Group:

@@ -19,9 +19,14 @@ Tokenize = Callable[[str], Sequence[int]]
 _PIECES = re.compile(r" ?[^\W\d_]{1,12}| ?\d{1,3}|[ \t]+|\n+| ?[^\w\s]{1,4}|\w|\s")
 
 
+def pieces(text: str) -> list[str]:
+    """Text in pieces about as long as a tokenizer's; together they are the text."""
+    return _PIECES.findall(text)
+
+
 def hashed_tokens(text: str, n_vocab: int) -> list[int]:
     """Token ids for a model without a tokenizer: equal pieces of text get equal ids, so text keeps its statistics."""
-    return [zlib.crc32(piece.encode(errors="replace")) % n_vocab for piece in _PIECES.findall(text)]
+    return [zlib.crc32(piece.encode(errors="replace")) % n_vocab for piece in pieces(text)]
 
 
 def tokenized_session(

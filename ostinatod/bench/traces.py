@@ -40,7 +40,7 @@ class TextTurn:
 
 
 def read_traces(file: Path) -> list[Recorded]:
-    """The sessions in a trace file. Raises RequestError where it is none."""
+    """The sessions in a trace file in which a model answers a user. Raises RequestError where there is none."""
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
@@ -53,9 +53,10 @@ def read_traces(file: Path) -> list[Recorded]:
             f"{file} is not a trace: {error}",
             hint="Expected JSON lines with id, tools and messages, as docs/benchmark.md describes",
         ) from error
-    if not sessions:
-        raise RequestError(f"{file} holds no session")
-    return sessions
+    answered = [session for session in sessions if any(_answers(session["messages"]))]
+    if not answered:
+        raise RequestError(f"{file} holds no session in which a model answers a user")
+    return answered
 
 
 def choose(sessions: Sequence[Recorded], development: int, held_out: int) -> list[tuple[Part, Recorded]]:
@@ -83,13 +84,18 @@ def choose(sessions: Sequence[Recorded], development: int, held_out: int) -> lis
     return [*(("development", item) for item in development_drawn), *(("held-out", item) for item in drawn[:held_out])]
 
 
+def choose_timed(sessions: Sequence[Recorded], held_out: int) -> list[Recorded]:
+    """Those that `choose` would hold out, where nothing has to be learned: a single one will do."""
+    named = [session for session in sessions if session.get("part") == "held-out"]
+    return _by_turns(named or sessions)[:held_out]
+
+
 def text_turns(session: Recorded, render: Render) -> Iterator[TextTurn]:
     """The turns that a model had to write; a fixed greeting before anyone has asked is none."""
     messages = session["messages"]
     is_first = True
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant" or not any(m["role"] == "user" for m in messages[:i]):
-            continue
+    for i in _answers(messages):
+        message = messages[i]
         prompt = render(session, messages[:i], True)
         whole = render(session, messages[: i + 1], False)
         # Templates that rewrite the past leave no other trace of the answer than its own words.
@@ -115,6 +121,15 @@ def task_of(session: Recorded) -> str:
 def domain_of(session: Recorded) -> str:
     """The kind of work, "" where the recording does not say."""
     return str(session.get("task_domain") or "")
+
+
+def _answers(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Places of the messages that a model had to write."""
+    is_asked = False
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant" and is_asked:
+            yield i
+        is_asked = is_asked or message["role"] == "user"
 
 
 def _said(message: Mapping[str, Any]) -> str:

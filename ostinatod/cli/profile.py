@@ -9,7 +9,7 @@ import click
 
 from ostinatod import locations
 from ostinatod.cli.context import json_option
-from ostinatod.cli.output import print_json, print_text
+from ostinatod.cli.output import print_json, print_text, say
 from ostinatod.cli.text import human_bytes, section
 
 
@@ -21,16 +21,24 @@ def profile(refresh: bool, as_json: bool) -> None:
 
     The measurements are kept until hardware, limits or driver change. No daemon is needed.
     """
+    from ostinatod.errors import PlanUnavailable
     from ostinatod.learning.files import LearningFiles, known_calibrations
     from ostinatod.machine.profile import machine_profile
 
     found = machine_profile(locations.machine_profile_file(), refresh=refresh)
     files = LearningFiles(locations.learning_file(), locations.residency_dir(), locations.machine_profile_file())
-    found["calibrations"] = known_calibrations(files)
+    reason = None
+    try:
+        found["calibrations"] = known_calibrations(files)
+    except PlanUnavailable as error:
+        found["calibrations"], reason = [], error
+    found["calibrations_reason"] = reason.message if reason else None
     if as_json:
         print_json(found)
     else:
         print_text("\n\n".join(_sections(found)))
+    if reason:
+        say(str(reason))
 
 
 def _sections(found: Mapping[str, Any]) -> Iterator[str]:

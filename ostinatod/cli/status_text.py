@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime, timedelta
 
-from ostinatod.cli.text import human_bytes, human_duration, section, until
+from ostinatod.cli.text import counted, human_bytes, human_duration, section, until
 from ostinatod.client_dashboard_values import USES
 from ostinatod.client_json import Json, json_object, json_objects
 from ostinatod.config import Settings
@@ -50,7 +50,8 @@ def _routing_log(log: Json) -> str:
         reason = log.get("reason")
         return f"{log.get('state')}: {reason}" if reason else str(log.get("state"))
     dropped = log.get("dropped") or 0
-    lost = f", {dropped} requests not logged: {log.get('reason') or 'too many at once'}" if dropped else ""
+    # It was off for a while, or had too many at once; the daemon's log says which.
+    lost = f", {counted(dropped, 'request')} not logged: see ostinato logs" if dropped else ""
     return f"on, {log.get('written')} requests since the start, at most {human_bytes(log.get('cap_bytes') or 0)}{lost}"
 
 

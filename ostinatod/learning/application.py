@@ -51,6 +51,10 @@ async def apply_generation(
     fingerprint = residency.layout.fingerprint
     before = await asyncio.to_thread(generations.active, fingerprint)
     swapped: httpx.Response | None = None
+    known = loaded.find(record)
+    if known is not None and known.state == "loading":
+        # With the set before; it takes the new one when it is ready.
+        await loaded.load(record, lambda _: None)
     client = loaded.engine_client(record)
     if client is not None:
         candidate = await asyncio.to_thread(generations.candidate_file, residency)

@@ -23,6 +23,7 @@ from ostinatod.profiles.calibration import (
 )
 from ostinatod.profiles.cold_cost import ColdCost
 from ostinatod.profiles.errors import CostModelError
+from ostinatod.transactions import immediate
 
 ENOUGH_STEPS = 1000
 """Decode steps of single layers from which a measurement replaces one that had as many or more."""
@@ -125,7 +126,7 @@ class Calibrations:
     def keep(self, fingerprint: str, build: str, calibration: Calibration | None) -> Kept:
         """What holds for a model in a build now: `calibration` where the engine has measured one, else the last."""
         key, now = (self._machine(), build, fingerprint), self._clock()
-        with self._database.open() as db, db.atomic():
+        with self._database.open() as db, immediate(db):
             rows = {
                 (row["machine"], row["build"]): row
                 for row in db.query("select * from calibrations where fingerprint = ?", [fingerprint])

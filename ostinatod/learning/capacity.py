@@ -19,6 +19,14 @@ class Capacity:
     pool_bytes: tuple[int, ...]
     gpu: tuple[int, ...]
     source: str
+    unlearned_bytes: tuple[int, ...] | None = None
+    """What of `pool_bytes` a set should take that nobody has learned, since the engine lends the rest to what a session
+    uses; None for all of it."""
+
+    @property
+    def first_bytes(self) -> tuple[int, ...]:
+        """Memory for the experts of such a set, of each GPU."""
+        return self.pool_bytes if self.unlearned_bytes is None else self.unlearned_bytes
 
 
 def capacity_from_setting(fraction: float, experts: ModelExperts) -> Capacity | None:
@@ -31,8 +39,8 @@ def capacity_from_setting(fraction: float, experts: ModelExperts) -> Capacity | 
 
 def capacity_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts) -> Capacity | None:
     """What a loaded engine tells: `pool_bytes` or `slots` for hot experts, one number or one for each GPU, and with
-    several GPUs `gpu_of_layer`, the place of its GPU for each MoE layer. None where it tells nothing that fits the
-    model.
+    several GPUs `gpu_of_layer`, the place of its GPU for each MoE layer; and `unlearned_bytes`, numbers like those of
+    `pool_bytes`. None where it tells nothing that fits the model.
     """
     if status is None:
         return None
@@ -45,7 +53,10 @@ def capacity_from_engine(status: Mapping[str, Any] | None, experts: ModelExperts
         gpu = (0,) * len(experts.layers)
     if not sizes or gpu is None or len(gpu) != len(experts.layers) or max(gpu) >= len(sizes):
         return None
-    return Capacity(sizes, gpu, FROM_ENGINE)
+    unlearned = _numbers(status.get("unlearned_bytes"))
+    if unlearned is not None and (len(unlearned) != len(sizes) or any(map(int.__gt__, unlearned, sizes))):
+        unlearned = None
+    return Capacity(sizes, gpu, FROM_ENGINE, None if unlearned == sizes else unlearned)
 
 
 def _numbers(value: object) -> tuple[int, ...] | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ostinatod.learning.generations import Generation
 from ostinatod.profiles.coverage import coverage
+from ostinatod.profiles.heldout import COMPARED_TOKENS
 from ostinatod.profiles.rates import Forgetting, in_order
 from ostinatod.profiles.route_log import SessionRoutes
 
@@ -26,8 +27,6 @@ WORSE_BY = 0.01
 """Coverage that the generation before would have had more, from which it is returned to."""
 WORSE_THAN_DEFAULT_BY = 0.05
 """Coverage that the default set would have had more of a session, from which that counts as below the default."""
-DEFAULT_TOKENS = 64
-"""Read or written in a session, from which it is compared with the default."""
 NEWEST_SESSIONS = 4
 """That a set is compared with the default on: before it is changed to on all, in use on its own."""
 LEFT_AFTER = 2
@@ -49,7 +48,7 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Sessions that began after a generation became active."""
+    """What a generation did in the sessions of 64 tokens or more that began under it."""
 
     sessions: int
     coverage: float | None
@@ -71,15 +70,15 @@ class Effect:
 
 def measure_effect(
     sessions: Sequence[SessionRoutes],
-    since: float,
+    active: Generation,
     hot: Mask,
     before: Mask | None,
     default: Mask,
     tpots_ms: Sequence[float],
     forgetting: Forgetting,
 ) -> Effect:
-    """The effect of the set `hot`, active since then (unix seconds), against the set before it and the default."""
-    own = [session for session in sessions if not session.is_merged and session.started_at >= since]
+    """The effect of the active generation, whose set is `hot`, against the set before it and the default."""
+    own = [session for session in sessions if not session.is_merged and _is_of(active, session)]
     return Effect(
         sessions=len(own),
         coverage=coverage(own, hot, forgetting).overall if own else None,
@@ -88,6 +87,17 @@ def measure_effect(
         is_before_safe=before is not None and is_safe(sessions, before, default, forgetting),
         tpot_ms=median(tpots_ms) if tpots_ms else None,
     )
+
+
+def _is_of(active: Generation, session: SessionRoutes) -> bool:
+    """Whether a session began under a generation, and is long enough to say something about it.
+
+    The first session of all begins before the first set, which is made when its model loads. A set that knows no
+    session can be judged by such a one, too.
+    """
+    knows_none = active.source in ("day0", "imatrix")
+    since = session.last_at if knows_none else session.started_at
+    return since >= active.created_at and session.tokens >= COMPARED_TOKENS
 
 
 def is_safe(sessions: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting) -> bool:
@@ -127,7 +137,7 @@ def _compared_newest(
     sessions: Sequence[SessionRoutes], hot: Mask, default: Mask, forgetting: Forgetting
 ) -> list[tuple[float, float]]:
     """Coverage by a set and by the default of the newest four sessions that are long enough, each alone."""
-    long_enough = [item for item in in_order(sessions) if not item.is_merged and item.tokens >= DEFAULT_TOKENS]
+    long_enough = [item for item in in_order(sessions) if not item.is_merged and item.tokens >= COMPARED_TOKENS]
     return [
         (coverage([item], hot, forgetting).overall, coverage([item], default, forgetting).overall)
         for item in long_enough[-NEWEST_SESSIONS:]

@@ -13,12 +13,15 @@ from ostinatod.learning.calibrations import Calibrations
 from ostinatod.learning.database import LearningDatabase
 from ostinatod.learning.generations import Generations
 from ostinatod.learning.residencies import Residencies
-from ostinatod.learning.timing import Timings, described
+from ostinatod.learning.timing import LEAST_TOKENS, Timings, described
 from ostinatod.machine.profile import machine_fingerprint
 from ostinatod.profiles.route_log import SessionRoutes
 from ostinatod.routing_log import reader
 from ostinatod.routing_log.records import LoggedRequest
 
+READ_SESSIONS = 128
+"""The newest of a model. Plans remember 80 (`profiles.rates.remembered`); what a set has done is shown on these. All
+that a log can hold would take minutes to read, and gigabytes."""
 MEASURED_REQUESTS = 200
 """The latest requests of a model among which those of a generation are looked for."""
 
@@ -45,17 +48,21 @@ class LoggedRoutes:
     file: Path
 
     def sessions(self, fingerprint: str) -> Sequence[SessionRoutes]:
-        """The routes of each session of a model, the oldest first."""
-        return reader.sessions(fingerprint, self.file)
+        """The routes of each of the newest sessions of a model, the oldest first."""
+        return reader.sessions(fingerprint, self.file, newest=READ_SESSIONS)
 
     def requests(self, fingerprint: str) -> Sequence[LoggedRequest]:
         """The latest requests of a model, the newest first."""
         return reader.latest_requests(self.file, fingerprint=fingerprint, limit=MEASURED_REQUESTS)
 
     def tpots_ms(self, fingerprint: str, generation: int) -> Sequence[float]:
-        """Times per output token of the latest requests that were served with a generation."""
-        requests = self.requests(fingerprint)
-        return [item.tpot_ms for item in requests if item.generation == generation and item.tpot_ms is not None]
+        """Times per output token of the latest answers that say something about it, served with a generation."""
+        served = [item for item in self.requests(fingerprint) if item.generation == generation]
+        return [
+            item.tpot_ms
+            for item in served
+            if item.tpot_ms is not None and item.status == "ok" and (item.output_tokens or 0) >= LEAST_TOKENS
+        ]
 
 
 def open_residencies(files: LearningFiles, routes: LoggedRoutes, settings: Settings) -> Residencies:

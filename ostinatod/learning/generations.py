@@ -17,6 +17,7 @@ from sqlite_utils import Database
 from ostinatod.learning.capacity import FROM_ENGINE, Capacity
 from ostinatod.learning.database import LearningDatabase
 from ostinatod.profiles.residency import Residency, decode_residency, encode_residency, write_residency
+from ostinatod.transactions import immediate
 
 Source = Literal["day0", "imatrix", "learned", "undo", "file"]
 State = Literal["active", "superseded", "rolled_back"]
@@ -61,7 +62,11 @@ class Generations:
     def history(self, fingerprint: str) -> list[Generation]:
         """All generations of a model, the newest first."""
         with self._database.open() as db:
-            rows = db.query("select * from generations where fingerprint = ? order by generation desc", [fingerprint])
+            # Without the sets, which are many times larger.
+            columns = ", ".join(Generation.__dataclass_fields__)
+            rows = db.query(
+                f"select {columns} from generations where fingerprint = ? order by generation desc", [fingerprint]
+            )
             return [_generation(row) for row in rows]
 
     def active(self, fingerprint: str) -> Generation | None:
@@ -111,7 +116,7 @@ class Generations:
         fingerprint = residency.layout.fingerprint
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self.active_file(fingerprint)
-        with self._database.open() as db, db.atomic():
+        with self._database.open() as db, immediate(db):
             db.execute(
                 "update generations set state = ? where fingerprint = ? and state = 'active'",
                 ["rolled_back" if rolled_back else "superseded", fingerprint],
@@ -128,7 +133,7 @@ class Generations:
         """Take back an activation that the engine did not take; the generation `before` is active again."""
         path = self.active_file(fingerprint)
         set_before = None if before is None else self.residency(fingerprint, before)
-        with self._database.open() as db, db.atomic():
+        with self._database.open() as db, immediate(db):
             self._set(db, fingerprint, generation, state="rolled_back", note=note)
             if before is not None and set_before is not None:
                 self._set(db, fingerprint, before, state="active")
@@ -141,11 +146,15 @@ class Generations:
         self.active_file(fingerprint).with_name(f"{fingerprint}.next.residency").unlink(missing_ok=True)
 
     def restore_file(self, fingerprint: str, generation: int) -> Path:
-        """The file of the active generation, written again if it is missing."""
+        """The file of the active generation, written again if it is missing, damaged or another generation's.
+
+        A process that is killed while it activates one may leave its file without its row.
+        """
         path = self.active_file(fingerprint)
-        if not path.exists():
+        residency = self.residency(fingerprint, generation)
+        if not path.exists() or path.read_bytes() != encode_residency(residency):
             self._directory.mkdir(parents=True, exist_ok=True)
-            write_residency(path, self.residency(fingerprint, generation))
+            write_residency(path, residency)
         return path
 
     def files(self) -> dict[str, Path]:
@@ -154,7 +163,7 @@ class Generations:
 
     def measured(self, fingerprint: str, measured: Generation) -> None:
         """Keep what a generation was measured to do."""
-        with self._database.open() as db, db.atomic():
+        with self._database.open() as db, immediate(db):
             self._set(
                 db,
                 fingerprint,
@@ -166,8 +175,12 @@ class Generations:
 
     def keep_capacity(self, fingerprint: str, capacity: Capacity) -> None:
         """Remember what an engine's capacity test found, for the next load."""
-        row = {"pool_bytes": json.dumps(capacity.pool_bytes), "gpu": json.dumps(capacity.gpu)}
-        with self._database.open() as db, db.atomic():
+        row = {
+            "pool_bytes": json.dumps(capacity.pool_bytes),
+            "gpu": json.dumps(capacity.gpu),
+            "unlearned_bytes": None if capacity.unlearned_bytes is None else json.dumps(capacity.unlearned_bytes),
+        }
+        with self._database.open() as db, immediate(db):
             db.table("capacities").upsert({"fingerprint": fingerprint, **row}, pk="fingerprint")
 
     def capacity(self, fingerprint: str) -> Capacity | None:
@@ -176,7 +189,9 @@ class Generations:
             rows = list(db.query("select * from capacities where fingerprint = ?", [fingerprint]))
         if not rows:
             return None
-        return Capacity(tuple(json.loads(rows[0]["pool_bytes"])), tuple(json.loads(rows[0]["gpu"])), FROM_ENGINE)
+        pool_bytes, gpu = (tuple(json.loads(rows[0][name])) for name in ("pool_bytes", "gpu"))
+        unlearned = rows[0]["unlearned_bytes"]
+        return Capacity(pool_bytes, gpu, FROM_ENGINE, None if unlearned is None else tuple(json.loads(unlearned)))
 
     def _set(self, db: Database, fingerprint: str, generation: int, **changes: Any) -> None:
         db.table("generations").update((fingerprint, generation), changes)

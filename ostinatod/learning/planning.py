@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ostinatod.learning.effect import NEWEST_SESSIONS, is_safe
 from ostinatod.learning.timing import NOTHING_MEASURED, Timing
 from ostinatod.profiles.coverage import Coverage, coverage
-from ostinatod.profiles.heldout import HeldOut, evaluate, held_out
+from ostinatod.profiles.heldout import COMPARED_TOKENS, HeldOut, evaluate, held_out
 from ostinatod.profiles.planner import ExpertPlaces, moved, plan_hot, spread_evenly
 from ostinatod.profiles.rates import Forgetting, learned_rates, remembered
 from ostinatod.profiles.route_log import SessionRoutes, total_counts
@@ -80,9 +80,12 @@ class Plan:
     """The state of learning of one model. No proposal where there is nothing better to propose."""
 
     sessions: int
+    """That it was learned from: the newest that still have a say."""
     skew: Skew
     proposal: Proposal | None
     timing: Timing = NOTHING_MEASURED
+    reasons: tuple[str, ...] = ()
+    """Why there is this proposal or none, in sentences."""
 
 
 def day_zero(places: ExpertPlaces, pool_bytes: Sequence[int], prior: Floats | None, k: int) -> Mask:
@@ -100,26 +103,49 @@ def make_plan(given: PlanningInput) -> Plan:
     hot_share = _hot_share(given)
     if not given.sessions:
         counts = np.zeros((len(given.places.gpu), max(given.places.n_experts)), np.int64)
-        return Plan(0, check_skew(counts, hot_share), None, given.timing)
-    n_sessions = len(given.sessions)
+        skew = check_skew(counts, hot_share)
+        until_then = "the experts are spread evenly" if given.prior is None else "counts of an imatrix decide"
+        reasons = (skew.sentence, f"Until there is a session, {until_then}.", *given.timing.reasons())
+        return Plan(0, skew, None, given.timing, reasons)
     given = replace(given, sessions=remembered(given.sessions, given.forgetting))
     prefill, decode = total_counts(given.sessions)
     skew = check_skew(prefill + decode, hot_share)
     rho = learned_rates(given.sessions, given.k, given.forgetting, given.prior)
     hot = plan_hot(rho, given.places, given.pool_bytes)
-    if not hot.any() or (given.running is not None and bool((hot == given.running).all())):
-        return Plan(n_sessions, skew, None, given.timing)
-    return Plan(n_sessions, skew, _proposal(given, hot, skew), given.timing)
+    seen = _compare(given)
+    # Sessions whose tokens nobody told weigh nothing: without another they say nothing about any expert.
+    if not (rho.any() and hot.any()):
+        return Plan(len(given.sessions), skew, None, given.timing, _reasons(given, seen, skew))
+    if given.running is not None and bool((hot == given.running).all()):
+        reasons = (*_reasons(given, seen, skew), "It is the set that would be planned now.")
+        return Plan(len(given.sessions), skew, None, given.timing, reasons)
+    proposal = _proposal(given, hot, skew, seen)
+    return Plan(len(given.sessions), skew, proposal, given.timing, proposal.reasons)
 
 
-def _proposal(given: PlanningInput, hot: Mask, skew: Skew) -> Proposal:
-    n_layers = len(given.places.gpu)
-    result = evaluate(given.sessions, given.places, given.pool_bytes, given.k, given.forgetting, given.prior)
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Sets on sessions that they have not seen."""
+
+    held_out: HeldOut | None
+    """None with one session."""
+    now: Coverage | None
+    """Of the running set, on the same sessions; None without one."""
+
+
+def _compare(given: PlanningInput) -> _Compared:
     tested = held_out(given.sessions) or given.sessions
-    now = coverage(tested, given.running, given.forgetting) if given.running is not None else None
-    learned = result.learned if result else None
+    return _Compared(
+        held_out=evaluate(given.sessions, given.places, given.pool_bytes, given.k, given.forgetting, given.prior),
+        now=None if given.running is None else coverage(tested, given.running, given.forgetting),
+    )
+
+
+def _proposal(given: PlanningInput, hot: Mask, skew: Skew, seen: _Compared) -> Proposal:
+    n_layers = len(given.places.gpu)
+    learned = seen.held_out.learned if seen.held_out else None
     expected = learned or coverage(given.sessions, hot, given.forgetting)
-    cold_now = now.cold_routes_per_token(n_layers, given.k) if now else None
+    cold_now = seen.now.cold_routes_per_token(n_layers, given.k) if seen.now else None
     cold_then = expected.cold_routes_per_token(n_layers, given.k)
     step_time = given.timing.step_time
     default = day_zero(given.places, given.pool_bytes, given.prior, given.k)
@@ -128,34 +154,37 @@ def _proposal(given: PlanningInput, hot: Mask, skew: Skew) -> Proposal:
         hot=hot,
         hot_experts=int(hot.sum()),
         moved=moved(given.running, hot),
-        coverage_now=now.overall if now else None,
+        coverage_now=seen.now.overall if seen.now else None,
         coverage_held_out=learned.overall if learned else None,
         coverage_uniform=float(hot.mean()),
-        coverage_hindsight=result.hindsight.overall if result else None,
+        coverage_hindsight=seen.held_out.hindsight.overall if seen.held_out else None,
         cold_routes_per_token_now=cold_now,
         cold_routes_per_token=cold_then,
         tpot_ms_now=step_time.tpot_ms(cold_now) if step_time and cold_now is not None else None,
         tpot_ms_predicted=step_time.tpot_ms(cold_then) if step_time else None,
         tpot_ms_margin=step_time.margin_ms(cold_then) if step_time else None,
         is_safe=safe,
-        reasons=_reasons(given, result, now, skew, safe),
+        reasons=_reasons(given, seen, skew, safe=safe),
     )
 
 
-def _reasons(
-    given: PlanningInput, result: HeldOut | None, now: Coverage | None, skew: Skew, safe: bool
-) -> tuple[str, ...]:
+def _reasons(given: PlanningInput, seen: _Compared, skew: Skew, *, safe: bool = True) -> tuple[str, ...]:
     reasons = [skew.sentence]
-    if result is None:
-        reasons.append("There is one session so far; the next one shows how well it predicts.")
+    if (result := seen.held_out) is None:
+        reasons.append(
+            f"There is one session of {COMPARED_TOKENS} tokens or more so far; the next shows how well it predicts."
+        )
     else:
         reasons.append(
             f"On the newest {result.sessions} session{'s' * (result.sessions != 1)}, sets learned from the sessions "
             f"before cover {result.learned.overall:.1%} of the routes; a random set of the same size covers "
             f"{result.uniform:.1%}, the best set in hindsight {result.hindsight.overall:.1%}."
         )
-    if now is not None:
-        reasons.append(f"The set in use covers {now.overall:.1%} of the same routes.")
+    if seen.now is not None:
+        reasons.append(
+            f"The set in use covers {seen.now.overall:.1%} of the same routes; where it was learned from these too, "
+            "that favours it."
+        )
     if not safe:
         reasons.append(
             f"One of the newest {NEWEST_SESSIONS} sessions would have been covered far less than by the set without "

@@ -168,14 +168,24 @@ class Residencies:
         plan = make_plan(self._input(facts, capacity, None))
         if plan.proposal is not None and plan.proposal.is_safe:
             return plan.proposal.hot, "learned", plan.sessions
-        hot, source = self.default(facts, capacity)
+        hot, source = self.unlearned(facts, capacity)
         return hot, source, 0
 
-    def default(self, facts: ModelFacts, capacity: Capacity) -> tuple[Mask, Source]:
-        """The set without any knowledge of sessions, and what it is made from."""
+    def unlearned(self, facts: ModelFacts, capacity: Capacity) -> tuple[Mask, Source]:
+        """The set to run with while nothing is learned, and what it is made from."""
         places = facts.experts.places(capacity.gpu)
-        hot = day_zero(places, capacity.pool_bytes, facts.prior, facts.experts.k)
-        return hot, "day0" if facts.prior is None else "imatrix"
+        if facts.prior is not None:
+            return day_zero(places, capacity.pool_bytes, facts.prior, facts.experts.k), "imatrix"
+        return day_zero(places, capacity.first_bytes, None, facts.experts.k), "day0"
+
+    def default(self, facts: ModelFacts, capacity: Capacity, running: Mask) -> Mask:
+        """What a running set is judged against: the set without any knowledge of sessions, in all of the memory that a
+        learned one takes. The unlearned one, which takes less, is judged against itself.
+        """
+        unlearned, _ = self.unlearned(facts, capacity)
+        if np.array_equal(running, unlearned):
+            return unlearned
+        return day_zero(facts.experts.places(capacity.gpu), capacity.pool_bytes, facts.prior, facts.experts.k)
 
     def _fits(self, facts: ModelFacts, capacity: Capacity, active: Generation) -> bool:
         hot = self.generations.residency(facts.layout.fingerprint, active.generation).mask()

@@ -58,4 +58,8 @@ def learning_migrations() -> Migrations:
             not_null={"since", "updated_at", "measured"},
         )
 
+    @steps()
+    def m003_unlearned_bytes(db: Database) -> None:
+        db.table("capacities").add_column("unlearned_bytes", str)
+
     return steps

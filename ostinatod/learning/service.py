@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,13 +21,15 @@ from numpy.typing import NDArray
 from ostinatod.config import FOREVER_S, Settings
 from ostinatod.errors import OstinatoError, PlanUnavailable
 from ostinatod.learning.application import Applied, apply_generation
+from ostinatod.learning.capacity import Capacity
 from ostinatod.learning.effect import JUDGED_SESSIONS, Effect, left_after, measure_effect
 from ostinatod.learning.generations import Generation, Generations
 from ostinatod.learning.model_files import ModelFacts
 from ostinatod.learning.planning import Plan
 from ostinatod.learning.residencies import Residencies
 from ostinatod.learning.timing import NOTHING_MEASURED, Timing, Timings
-from ostinatod.loaded import LoadedModels
+from ostinatod.learning.unseen_use import UnseenUse
+from ostinatod.loaded import LoadedModel, LoadedModels
 from ostinatod.profiles.errors import PlanError
 from ostinatod.profiles.skew import Skew
 from ostinatod.store.records import ModelRecord
@@ -39,7 +42,8 @@ ReadTpots = Callable[[str, int], Sequence[float]]
 
 LOOK_EVERY_S = 5.0
 
-_DENSE = Skew(0.0, 0.0, False, "This model has no routed experts, so there is nothing to learn.")
+_DENSE = "This model has no routed experts, so there is nothing to learn."
+_NO_EXPERTS = Plan(0, Skew(0.0, 0.0, False, _DENSE), None, reasons=(_DENSE,))
 _NO_ROOM = (
     "No memory is set aside for hot experts: without a GPU they save nothing, and on a GPU the engine has not told yet "
     "how many fit."
@@ -54,6 +58,8 @@ class Learned:
     history: tuple[Generation, ...]
     """The newest first."""
     next_generation: int
+    in_use: int | None
+    """The generation that its engine runs with, or would be started with; None without a set."""
 
 
 class LearningService:
@@ -67,6 +73,7 @@ class LearningService:
         read_tpots: ReadTpots,
         timings: Timings | None = None,
         *,
+        list_records: Callable[[], Sequence[ModelRecord]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -77,7 +84,10 @@ class LearningService:
         self._timing_of: dict[str, Timing] = {}
         self._clock = clock
         self._locks: dict[str, asyncio.Lock] = {}
-        self._looked_at: dict[str, float] = {}
+        self._list_records = list_records
+        self._unseen = UnseenUse(settings.learn_idle_s)
+        self._told_room: dict[str, int | None] = {}
+        """The process of a model's engine that has told its room."""
 
     @property
     def generations(self) -> Generations:
@@ -93,67 +103,109 @@ class LearningService:
         return self._timings.calibrations() if self._timings else []
 
     async def learned(self, record: ModelRecord) -> Learned:
-        """What is proposed for a model now, and what it was given before.
+        """What is proposed for a model now, and what it was given before, with what that has done so far.
 
         Raises PlanUnavailable where the model's files or sessions do not fit each other, RoutingLogUnavailable.
         """
-        facts = await self._facts(record)
+        facts, status = await self._facts(record), await self._status(record)
+        plan, room = _NO_EXPERTS, None
+        if facts is not None:
+            plan = await self._plan(record, facts, status)
+            room = await asyncio.to_thread(self._residencies.capacity, facts)
+            await self._measure(record, facts)
         history = tuple(await asyncio.to_thread(self.generations.history, record.digest))
         number = await asyncio.to_thread(self.generations.next_number, record.digest)
-        if facts is None:
-            return Learned(Plan(0, _DENSE, None), history, number)
-        return Learned(await self._plan(record, facts), history, number)
+        return Learned(plan, history, number, _in_use(status, history, has_room=room is not None))
 
     async def apply(self, record: ModelRecord) -> Applied:
         """Apply what is proposed now, however little it gains. Raises PlanUnavailable with the reason if nothing is."""
         async with self._changing(record):
             facts = await self._facts(record)
-            plan = Plan(0, _DENSE, None) if facts is None else await self._plan(record, facts)
+            plan = _NO_EXPERTS if facts is None else await self._plan(record, facts, await self._status(record))
             if facts is None or plan.proposal is None:
                 raise PlanUnavailable(
                     f"there is no better set for {record.name}: {_why_none(plan)}",
-                    hint=f"See what is known: ostinato plan {record.name}",
+                    hint=f"See what is known: ostinato plan {record.name} --explain",
                 )
+            await self._measure(record, facts)
             return await self._apply_plan(record, facts, plan, note="applied by the user")
 
     async def undo(self, record: ModelRecord) -> Applied:
         """Return to the set before the active one. Raises PlanUnavailable where there is none."""
         async with self._changing(record):
-            facts = await self._facts(record)
+            facts, status = await self._facts(record), await self._status(record)
+            room = None if facts is None else await asyncio.to_thread(self._room, record, facts, status)
+            if isinstance(room, str):
+                raise PlanUnavailable(
+                    f"{record.name} has no set in use. {room}",
+                    hint=f"See its history: ostinato plan {record.name} --history",
+                )
+            if facts is not None:
+                await self._measure(record, facts)
             return await self._go_back(record, facts, note="undone by the user")
 
     async def run(self) -> None:
-        """Look at the loaded models for ever."""
+        """Look at models for ever: at all once, since nothing is in memory yet, then at those that were used."""
         if self._settings.learn_idle_s == FOREVER_S:
             return
+        for record in await self._registered():
+            await self._quietly(record, self._look_again)
         while True:
             await asyncio.sleep(min(LOOK_EVERY_S, max(0.05, self._settings.learn_idle_s / 2)))
-            for record in self._idle_models():
-                await self._consider_quietly(record)
+            models = self._loaded.snapshot()
+            for model in models:
+                if model.state == "ready" and self._told_room.get(model.record.digest) != model.pid:
+                    await self._quietly(model.record, self._learn_room)
+            for record in self._unseen.due(models, self._clock()):
+                await self._quietly(record, self.consider)
 
-    async def _consider_quietly(self, record: ModelRecord) -> None:
+    async def _registered(self) -> Sequence[ModelRecord]:
         try:
-            await self.consider(record)
+            return await asyncio.to_thread(self._list_records)
+        except (OstinatoError, OSError, sqlite3.Error) as error:
+            log.warning("learning_knows_no_models reason=%r", str(error))
+            return ()
+
+    async def _quietly(self, record: ModelRecord, look: Callable[[ModelRecord], Awaitable[object]]) -> None:
+        try:
+            await look(record)
         except (OstinatoError, PlanError, OSError) as error:
             log.warning("learning_failed model=%s reason=%r", record.name, str(error))
+        except Exception:
+            # Whatever it is, the models that are used next are to be learned from.
+            log.exception("learning_failed model=%s", record.name)
+
+    async def _look_again(self, record: ModelRecord) -> None:
+        """A model that was learned for before, whose last sessions may have ended with the daemon."""
+        if record.shape.n_experts and await asyncio.to_thread(self.generations.active, record.digest) is not None:
+            await self.consider(record)
+
+    async def _learn_room(self, record: ModelRecord) -> None:
+        """Keep what an engine tells of its memory, as soon as it does: it may be gone when the model is looked at."""
+        facts, status = await self._facts(record), await self._status(record)
+        loaded = self._loaded.find(record)
+        if status is not None and loaded is not None:
+            if facts is not None:
+                await asyncio.to_thread(self._residencies.learn_capacity, facts, status)
+            self._told_room[record.digest] = loaded.pid
 
     async def consider(self, record: ModelRecord) -> Applied | None:
         """What is done for a model between sessions: measure, go back if that was worse, else change if it gains."""
         loaded = self._loaded.find(record)
-        if loaded is not None and loaded.backend != "cpu" and loaded.experts.chosen == "stock":
-            return None  # it has no pool on its GPUs that a set could be put into
+        if loaded is not None and (loaded.state != "ready" or _has_no_pool(loaded)):
+            return None
         async with self._changing(record):
             facts = await self._facts(record)
             if facts is None:
                 return None
             active = await asyncio.to_thread(self.generations.active, record.digest)
-            effect = None if active is None else await asyncio.to_thread(self._measure, facts, active)
+            effect = await self._measure(record, facts)
             if active is not None and effect is not None and effect.is_worse:
                 log.info("generation_did_worse model=%s generation=%d", record.name, active.generation)
                 return await self._go_back(record, facts, note=_worse(active, effect))
             if active is None or active.source != "undo" or (effect and effect.sessions >= JUDGED_SESSIONS):
                 # Whoever went back has had a reason; it takes new sessions to overrule it.
-                plan = await self._plan(record, facts)
+                plan = await self._plan(record, facts, await self._status(record))
                 if self._is_worth_it(plan, active):
                     return await self._apply_plan(record, facts, plan, note="applied between sessions")
             if active is None or effect is None or not await self._is_below_default(record, effect):
@@ -221,41 +273,56 @@ class LearningService:
         if capacity is None:
             return None
         log.info("generation_below_default model=%s", record.name)
-        hot, _ = self._residencies.default(facts, capacity)
+        hot, _ = self._residencies.unlearned(facts, capacity)
         note = f"{note}; the set without any learning"
         residency, generation = await asyncio.to_thread(
             lambda: self._residencies.draft(facts, hot, "undo", sessions=0, note=note)
         )
         return await apply_generation(self._loaded, self.generations, record, residency, generation, rolled_back=True)
 
-    async def _plan(self, record: ModelRecord, facts: ModelFacts) -> Plan:
-        status = await self._status(record)
-        loaded = self._loaded.find(record)
+    async def _plan(self, record: ModelRecord, facts: ModelFacts, status: Mapping[str, Any] | None) -> Plan:
         try:
-            return await asyncio.to_thread(self._plan_now, facts, status, loaded.build if loaded else None)
+            return await asyncio.to_thread(self._plan_now, record, facts, status)
         except PlanError as error:
             raise PlanUnavailable(f"{record.name} cannot be planned: {error}") from error
 
-    def _plan_now(self, facts: ModelFacts, status: Mapping[str, Any] | None, build: str | None) -> Plan:
-        self._residencies.learn_capacity(facts, status)
-        capacity = self._residencies.capacity(facts)
-        if capacity is None:
-            return Plan(len(self._residencies.sessions(facts)), Skew(0.0, 0.0, False, _NO_ROOM), None)
-        timing = self._timings.of(facts, status, build) if self._timings else NOTHING_MEASURED
+    def _plan_now(self, record: ModelRecord, facts: ModelFacts, status: Mapping[str, Any] | None) -> Plan:
+        room = self._room(record, facts, status)
+        if isinstance(room, str):
+            sessions = len(self._residencies.sessions(facts))
+            return Plan(sessions, Skew(0.0, 0.0, False, room), None, reasons=(room,))
+        loaded = self._loaded.find(record)
+        timing = NOTHING_MEASURED
+        if self._timings:
+            timing = self._timings.of(facts, status, loaded.build if loaded else None)
         self._timing_of[facts.layout.fingerprint] = timing
-        return self._residencies.plan(facts, capacity, timing)
+        return self._residencies.plan(facts, room, timing)
 
-    def _measure(self, facts: ModelFacts, active: Generation) -> Effect | None:
+    def _room(self, record: ModelRecord, facts: ModelFacts, status: Mapping[str, Any] | None) -> Capacity | str:
+        """Memory for hot experts, or the sentence that says why there is none."""
+        loaded = self._loaded.find(record)
+        if loaded is not None and _has_no_pool(loaded):
+            return f"{record.name} runs without a pool for hot experts: {loaded.experts.reason}."
+        self._residencies.learn_capacity(facts, status)
+        return self._residencies.capacity(facts) or _NO_ROOM
+
+    async def _measure(self, record: ModelRecord, facts: ModelFacts) -> Effect | None:
+        """What the active generation has done so far, kept with it; None without one."""
+        active = await asyncio.to_thread(self.generations.active, record.digest)
+        return None if active is None else await asyncio.to_thread(self._measure_now, facts, active)
+
+    def _measure_now(self, facts: ModelFacts, active: Generation) -> Effect | None:
         fingerprint = facts.layout.fingerprint
         before, capacity = self.generations.previous(fingerprint), self._residencies.capacity(facts)
         if capacity is None:
             return None
+        running = self.generations.residency(fingerprint, active.generation).mask()
         effect = measure_effect(
             self._residencies.sessions(facts),
-            active.created_at,
-            self.generations.residency(fingerprint, active.generation).mask(),
+            active,
+            running,
             None if before is None else self.generations.residency(fingerprint, before.generation).mask(),
-            self._residencies.default(facts, capacity)[0],
+            self._residencies.default(facts, capacity, running),
             self._read_tpots(fingerprint, active.generation),
             self._residencies.forgetting,
         )
@@ -281,22 +348,24 @@ class LearningService:
         except (PlanError, OSError) as error:
             raise PlanUnavailable(f"the files of {record.name} cannot be read: {error}") from error
 
-    def _idle_models(self) -> list[ModelRecord]:
-        """Loaded models that have been idle for the set time, each once per idleness."""
-        found, now = [], self._clock()
-        for model in self._loaded.snapshot():
-            key, since = model.record.digest, model.idle_since_s
-            if since is None or model.state != "ready" or not model.record.shape.n_experts:
-                continue
-            if now - since >= self._settings.learn_idle_s and self._looked_at.get(key) != since:
-                self._looked_at[key] = since
-                found.append(model.record)
-        return found
-
     @asynccontextmanager
     async def _changing(self, record: ModelRecord) -> AsyncIterator[None]:
         async with self._locks.setdefault(record.digest, asyncio.Lock()):
             yield
+
+
+def _has_no_pool(loaded: LoadedModel) -> bool:
+    """Whether there is no pool on its GPUs that a set could be put into."""
+    return loaded.backend != "cpu" and loaded.experts.chosen == "stock"
+
+
+def _in_use(status: Mapping[str, Any] | None, history: Sequence[Generation], *, has_room: bool) -> int | None:
+    if status is None:
+        return next((item.generation for item in history if item.state == "active" and has_room), None)
+    residency = status.get("residency")
+    if not isinstance(residency, dict) or residency.get("state") != "applied":
+        return None
+    return next((item.generation for item in history if item.generation == residency.get("generation")), None)
 
 
 def _why_none(plan: Plan) -> str:

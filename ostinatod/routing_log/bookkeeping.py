@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ostinatod.errors import EngineDied, RoutingLogUnavailable
 from ostinatod.routing_log import reader
-from ostinatod.routing_log.attribution import EngineLedger
+from ostinatod.routing_log.attribution import EngineLedger, counted_tokens
 from ostinatod.routing_log.counts import RouteCounts, read_engine_counts
 from ostinatod.routing_log.engine_work import EngineWork, PathTaken, WorkLedger
 from ostinatod.routing_log.records import RequestRecord
@@ -116,6 +116,7 @@ class Bookkeeper:
         work       what the engine has done since it was loaded, as it tells after the request
         """
         counts = _take_counts(arrival, outcome, engine, counters)
+        new_tokens, output_tokens = _tokens(arrival, outcome, engine, counts)
         taken = _take_path(outcome, engine, work)
         prefix_break = self._tracker.settle(turn, outcome.prompt_tokens, outcome.reused_tokens)
         hot_routes = hot_routes_of(counts, hot)
@@ -134,9 +135,9 @@ class Bookkeeper:
                 ttft_ms=_ms(ttft_ms(outcome, stream=arrival.stream)),
                 tpot_ms=_ms(tpot_ms(outcome, stream=arrival.stream)),
                 total_ms=round(outcome.total_ms, 3),
-                new_tokens=outcome.new_tokens,
+                new_tokens=new_tokens,
                 reused_tokens=outcome.reused_tokens,
-                output_tokens=outcome.output_tokens,
+                output_tokens=output_tokens,
                 prefix_break=prefix_break,
                 generation=hot.generation if hot else None,
                 path=taken.path if taken else None,
@@ -229,6 +230,23 @@ def _take_counts(
     if engine.open_requests:
         return engine.ledger.take_share(outcome.new_tokens, outcome.output_tokens, arrival.k)
     return engine.ledger.take_all()
+
+
+def _tokens(
+    arrival: Arrival, outcome: Outcome, engine: EngineBook | None, counts: RouteCounts | None
+) -> tuple[int | None, int | None]:
+    """Tokens that were read and written: as the client was told, else, of a request that was alone, as was counted.
+
+    Who breaks an answer off is told nothing, and a session of such requests alone would weigh nothing in planning.
+    """
+    new_tokens, output_tokens = outcome.new_tokens, outcome.output_tokens
+    if counts is None or arrival.k <= 0 or (engine is not None and engine.open_requests):
+        return new_tokens, output_tokens
+    if new_tokens is None:
+        new_tokens = round(counted_tokens(counts.prefill, arrival.k))
+    if output_tokens is None:
+        output_tokens = round(counted_tokens(counts.decode, arrival.k))
+    return new_tokens, output_tokens
 
 
 def _take_path(outcome: Outcome, engine: EngineBook | None, work: EngineWork | None) -> PathTaken | None:

@@ -12,7 +12,7 @@ from sqlite_utils import Database
 
 from ostinatod.errors import RoutingLogUnavailable
 from ostinatod.routing_log.schema import require_known_schema, routing_log_migrations
-from ostinatod.transactions import enable_wal
+from ostinatod.transactions import enable_wal, immediate
 
 WRITE_BUSY_S = 5.0
 READ_BUSY_S = 5.0
@@ -49,7 +49,8 @@ def open_for_writing(file: Path, *, busy_s: float = WRITE_BUSY_S) -> Database:
         db.execute("pragma synchronous = normal")
         # What is forgotten is overwritten.
         db.execute("pragma secure_delete = on")
-        routing_log_migrations().apply(db)
+        with immediate(db):
+            routing_log_migrations().apply(db)
     except BaseException:
         db.close()
         raise

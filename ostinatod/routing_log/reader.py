@@ -38,20 +38,26 @@ class LoggedSession:
     output_tokens: int
 
 
-def sessions(model_fingerprint: str, file: Path | None = None) -> list[SessionRoutes]:
-    """The routes of every session of a model that has any, the one that ended longest ago first.
+def sessions(model_fingerprint: str, file: Path | None = None, *, newest: int | None = None) -> list[SessionRoutes]:
+    """The routes of the newest sessions of a model that have any, the one that ended longest ago first.
 
-    Old sessions that were merged come as one, first of all. Sessions that an engine with other layers counted are left
-    out: only those shaped as the latest are comparable.
+    Old sessions that were merged come as one, first of all, however few are asked for. Sessions that an engine with
+    other layers counted are left out: only those shaped as the latest are comparable.
     """
     with reading(file or locations.routing_log_file()) as db:
         if db is None:
             return []
+        # The rows are chosen before they are read: counts are large, and what is sorted would be held in memory.
+        chosen = (
+            "select s.id from sessions s join models m on m.id = s.model_id "
+            "where m.fingerprint = :model and s.prefill is not null"
+        )
         rows = list(
             db.query(
-                "select s.* from sessions s join models m on m.id = s.model_id "
-                "where m.fingerprint = ? and s.prefill is not null order by s.session = ? desc, s.last_at, s.id",
-                [model_fingerprint, MERGED],
+                f"select * from sessions where id in ({chosen} and s.session = :merged) or id in "
+                f"({chosen} and s.session != :merged order by s.last_at desc, s.id desc limit :newest) "
+                "order by session = :merged desc, last_at, id",
+                {"model": model_fingerprint, "merged": MERGED, "newest": -1 if newest is None else newest},
             )
         )
         found = [_session_routes(row) for row in rows]
@@ -85,13 +91,16 @@ def latest_requests(
     limit: int = 50,
 ) -> list[LoggedRequest]:
     """Requests, the latest first; `before` continues after the last of an earlier answer."""
-    conditions = {"m.fingerprint = ?": fingerprint, "r.session = ?": session, "r.id < ?": before}
+    of_model = "r.model_id = (select id from models where fingerprint = ?)"
+    # The sign keeps SQLite from sorting all requests of the model; they are read in the order of their ids then.
+    of_model = of_model if session else f"+{of_model}"
+    conditions = {of_model: fingerprint, "r.session = ?": session, "r.id < ?": before}
     given = {condition: value for condition, value in conditions.items() if value is not None}
     with reading(file or locations.routing_log_file()) as db:
         if db is None:
             return []
         rows = db.query(
-            "select r.*, m.fingerprint from requests r join models m on m.id = r.model_id "
+            "select r.*, m.fingerprint from requests r cross join models m on m.id = r.model_id "
             f"where {' and '.join(given) or '1'} order by r.id desc limit ?",
             [*given.values(), limit],
         )

@@ -6,15 +6,13 @@ tests/data/routing-log holds a database of every released schema.
 
 from __future__ import annotations
 
-from contextlib import closing
-
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
 from ostinatod.errors import RoutingLogUnavailable
+from ostinatod.newer_schema import unknown_steps
 
 MIGRATION_SET = "routing-log"
-MIGRATION_TABLE = Migrations.migrations_table
 
 
 def routing_log_migrations() -> Migrations:
@@ -37,12 +35,7 @@ def routing_log_migrations() -> Migrations:
 
 def require_known_schema(db: Database) -> None:
     """Raises RoutingLogUnavailable for a database that a newer version has written. Reads only."""
-    if not db.table(MIGRATION_TABLE).exists():
-        return
-    with closing(Database(memory=True, execute_plugins=False)) as empty:
-        known = {migration.name for migration in routing_log_migrations().pending(empty)}
-    applied = [migration.name for migration in routing_log_migrations().applied(db)]
-    if unknown := [name for name in applied if name not in known]:
+    if unknown := unknown_steps(db, routing_log_migrations()):
         raise RoutingLogUnavailable(
             f"the routing log was written by a newer version of ostinato: it has {unknown[-1]}, unknown here",
             hint="Update ostinato, or begin a new log: ostinato forget --all",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from ostinatod.sessions.canonical import canonical_bytes, canonical_message, canonical_settings
@@ -38,8 +38,8 @@ class Conversation:
 
     @property
     def has_answer(self) -> bool:
-        """Whether the assistant has spoken."""
-        return any(part.role == "assistant" for part in self.messages)
+        """Whether the assistant has answered."""
+        return has_answer(part.role for part in self.messages)
 
     @property
     def size(self) -> int:
@@ -55,6 +55,12 @@ class Conversation:
 def system_messages(messages: Sequence[Any]) -> Sequence[Any]:
     """The leading messages that are not part of the exchange."""
     return list(takewhile(lambda message: role_of(message) in _SYSTEM_ROLES, messages))
+
+
+def has_answer(roles: Iterable[str]) -> bool:
+    """Whether an assistant's message follows another one. What it says before anyone has spoken is a fixed greeting."""
+    rest = dropwhile(lambda role: role == "assistant", roles)
+    return any(role == "assistant" for role in rest)
 
 
 def role_of(message: Any) -> str:

@@ -5,7 +5,7 @@ may be several *threads* of conversation: sub-agents run under their parent's id
 is only compared with the thread that it continues.
 
 A request without an id continues a thread if it repeats all of it, or parts from it after at least one answer (the user
-went back and edited). Less is no evidence: conversations of one agent all begin alike.
+went back and edited). Less is no evidence: conversations of one agent all begin alike, some with the same greeting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinatod.sessions.conversation import Conversation, read_conversation
+from ostinatod.sessions.conversation import Conversation, has_answer, read_conversation
 from ostinatod.sessions.identity import SessionSource, random_session
 from ostinatod.sessions.prefix_break import Difference, PrefixBreak, first_difference, judge_break
 from ostinatod.sessions.turn_kind import TurnKind, turn_kind
@@ -175,7 +175,7 @@ class SessionTracker:
 
 
 def _is_evidence(known: Conversation, conversation: Conversation, shared: int) -> bool:
-    if any(part.role == "assistant" for part in known.messages[:shared]):
+    if has_answer(part.role for part in known.messages[:shared]):
         return True
     return shared == len(known.messages) and known.system.digest == conversation.system.digest
 

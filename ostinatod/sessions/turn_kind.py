@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from ostinatod.sessions.canonical import message_text
-from ostinatod.sessions.conversation import role_of, system_messages
+from ostinatod.sessions.conversation import has_answer, role_of, system_messages
 
 TurnKind = Literal["first", "after_tool", "after_user", "side", "other"]
 TURN_KINDS: tuple[TurnKind, ...] = get_args(TurnKind)
@@ -46,7 +46,7 @@ def turn_kind(request: Mapping[str, Any]) -> TurnKind:
     roles = [role for message in rest if (role := role_of(message)) not in ("system", "developer")]
     if roles and roles[-1] in _TOOL_ROLES:
         return "after_tool"
-    if "assistant" not in roles:
+    if not has_answer(roles):
         return "first"
     return "after_user" if roles[-1] == "user" else "other"
 

@@ -30,7 +30,12 @@ def test_a_plan_without_sessions_says_so(app: RunningApp) -> None:
             "useful": False,
             "sentence": "No routes have been counted yet, so there is nothing to learn from.",
         },
+        "in_use": None,
         "proposal": None,
+        "reasons": [
+            "No routes have been counted yet, so there is nothing to learn from.",
+            "Until there is a session, the experts are spread evenly.",
+        ],
         "timing": {
             "requests": 0,
             "cold_route_ms": None,
@@ -77,3 +82,18 @@ def test_the_profile_has_every_part(app: RunningApp) -> None:
     told = app.http.get("/ostinato/profile").json()
     assert {"fingerprint", "measured_at", "gpus", "cpus", "memory", "usable_cores"} <= set(told)
     assert app.http.get("/ostinato/profile").json() == told
+
+
+def test_the_profile_is_told_though_what_was_learned_is_damaged(
+    start_app: StartApp, scripted_engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "learning.db").write_bytes(b"no database at all, but long enough to be looked at" * 20)
+    app = start_app(scripted_engine, store=MemoryStore(record("m", path=write_model(tmp_path / "m.gguf"))))
+    told = app.http.get("/ostinato/profile").json()
+    assert told["memory"]["total_bytes"] > 0
+    assert told["calibrations"] == []
+    assert "cannot be read or written" in told["calibrations_reason"]
+    plan = app.http.get("/ostinato/plan", params={"model": "m"})
+    assert plan.status_code == 409
+    assert plan.json()["hint"].startswith("Delete ")

@@ -31,6 +31,7 @@ def two_gpus(*pools: int) -> dict[str, Any]:
             "pool_capacity": size,
             "pool_used": size,
             "pool_room": size,
+            "pool_unlearned": size,
             "published": 900,
             "cold_routes": 1400,
             "waited_ms": 21.5,
@@ -113,7 +114,7 @@ def test_both_pools_are_filled_and_neither_beyond_its_size(tmp_path: Path, model
     assert (capacity.pool_bytes, capacity.gpu) == (pools, (0, 0, 0, 1))
     planned = sets.plan(facts, capacity).proposal
     assert planned is not None
-    for hot in (planned.hot, sets.default(facts, capacity)[0]):
+    for hot in (planned.hot, sets.unlearned(facts, capacity)[0]):
         assert (hot[:3].sum(), hot[3].sum()) == (3, 2)
     # The most routed of each GPU, although every expert of the last layer has fewer routes than the first's.
     assert [np.flatnonzero(row).tolist() for row in planned.hot] == [[0], [0], [0], [2, 3]]

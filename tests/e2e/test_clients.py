@@ -184,8 +184,10 @@ def test_each_sdk_finds_the_model_and_how_much_fits(
 
 
 def test_an_overflow_is_told_to_each_sdk_in_its_own_words(
-    openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
+    daemon: RunningDaemon, openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
 ) -> None:
+    # A stream that has to wait for the model begins without it, and an error inside a stream has no status.
+    assert daemon.http.post("/ostinato/load", json={"model": "tiny"}).is_success
     told: Any = said("word " * 9000)
     for stream in (True, False):
         with pytest.raises(openai.BadRequestError, match="exceeds the available context size") as refused:
@@ -198,24 +200,35 @@ def test_an_overflow_is_told_to_each_sdk_in_its_own_words(
             anthropic_sdk.messages.create(model="tiny", max_tokens=10, messages=told, stream=stream)
 
 
-def test_a_stream_that_a_client_closes_frees_the_engine(
-    daemon: RunningDaemon, client: ollama.Client, openai_sdk: openai.OpenAI, anthropic_sdk: anthropic.Anthropic
-) -> None:
-    endless: dict[str, Any] = {"extra_body": {"ignore_eos": True}}
+@pytest.fixture
+def endless(engine_build: EngineBuild, start_daemon: StartDaemon) -> RunningDaemon:
+    """Its answers end with their context, after some 8,000 tokens, whatever the dialect can say about that."""
+    return start_daemon(locations.engine_cache_dir(), OSTINATO_ENGINE_ARGS="--ignore-eos")
+
+
+def test_a_stream_that_a_client_closes_frees_the_engine(endless: RunningDaemon) -> None:
     told: Any = said("Count.")
-    streams: list[Any] = [
-        openai_sdk.chat.completions.create(model="tiny", messages=told, stream=True, **endless),
-        openai_sdk.responses.create(model="tiny", input="Count.", stream=True, **endless),
-        anthropic_sdk.messages.create(model="tiny", max_tokens=8000, messages=told, stream=True, **endless),
-        client.chat("tiny", told, stream=True, options={"num_predict": 8000}),
-    ]
-    for stream in streams:
-        next(iter(stream))
-    assert daemon.http.get("/ostinato/status").json()["models"][0]["in_flight"] == len(streams)
-    for stream in streams:
-        stream.close()
-    eventually(
-        lambda: daemon.http.get("/ostinato/status").json()["models"][0]["in_flight"] == 0, "all requests have ended", 10
-    )
-    requests = daemon.http.get("/ostinato/requests").json()["requests"]
-    assert [request["status"] for request in requests] == ["cancelled"] * len(streams)
+    with (
+        openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0) as openai_sdk,
+        anthropic.Anthropic(base_url=endless.url, api_key="none", max_retries=0) as anthropic_sdk,
+        ollama.Client(host=endless.url, trust_env=False) as client,
+    ):
+        streams: list[Any] = [
+            openai_sdk.chat.completions.create(model="tiny", messages=told, stream=True),
+            openai_sdk.responses.create(model="tiny", input="Count.", stream=True),
+            anthropic_sdk.messages.create(model="tiny", max_tokens=8000, messages=told, stream=True),
+            client.chat("tiny", told, stream=True, options={"num_predict": 8000}),
+        ]
+        for stream in streams:
+            next(iter(stream))
+        assert endless.http.get("/ostinato/status").json()["models"][0]["in_flight"] == len(streams)
+        for stream in streams:
+            stream.close()
+
+    def statuses() -> list[str]:
+        return [request["status"] for request in endless.http.get("/ostinato/requests").json()["requests"]]
+
+    # Requests are logged off their path, a moment after they have ended.
+    eventually(lambda: len(statuses()) == len(streams), "all requests have ended", 10)
+    assert statuses() == ["cancelled"] * len(streams)
+    assert endless.http.get("/ostinato/status").json()["models"][0]["in_flight"] == 0

@@ -84,7 +84,9 @@ def talk(daemon: RunningDaemon, session: str, text: str) -> None:
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": text}],
-        "max_tokens": 16,
+        # Of fewer tokens a session is no ground to judge a set on.
+        "max_tokens": 64,
+        "ignore_eos": True,
         "temperature": 0,
     }
     answer = daemon.http.post("/v1/chat/completions", json=body, headers={"X-Session-Id": session}, timeout=120)

@@ -1,4 +1,4 @@
-"""What the engine's server answers does not depend on where experts lie: slots, embeddings, context checkpoints."""
+"""What the engine's server answers does not depend on where experts lie: slots, embeddings, drafts, checkpoints."""
 
 from __future__ import annotations
 
@@ -45,6 +45,17 @@ def test_several_slots_in_one_batch_get_the_answers_of_the_stock_nodes(served: d
 def test_embeddings_of_several_inputs_are_those_of_the_stock_nodes(served: dict[str, Any]) -> None:
     assert served["embeddings"]["shape"] == [len(PROMPTS), 512]
     assert 0 < served["embeddings"]["nmse"] < EMBEDDINGS_NMSE
+
+
+@pytest.mark.parametrize(("drafts", "accepted"), [("looked up", True), ("of its own", False)])
+def test_answers_whose_drafts_are_verified_are_those_of_the_stock_nodes(
+    served: dict[str, Any], drafts: str, accepted: bool
+) -> None:
+    """Passes of two to eight tokens, of drafts that are right and, by a draft layer of noise, of some that are not."""
+    observed = served["drafts"][drafts]
+    assert observed["half"] == observed["stock"]
+    assert observed["half"]["drafts"] > 20
+    assert (observed["half"]["accepted"] > 20) is accepted
 
 
 @pytest.mark.parametrize("model", WITH_CHECKPOINTS)

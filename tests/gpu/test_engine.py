@@ -14,6 +14,7 @@ import pytest
 
 from ostinatod.models import bundled_file
 from tests.e2e.test_served_placement import EMBEDDINGS_NMSE, NEAR_TIE_NATS
+from tests.e2e.workers.tiny_recipes import Encoder, make_model, read_pack
 from tests.gpu.conftest import PACK, ROOT, RunGpuWorker
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -22,23 +23,47 @@ MODEL = bundled_file()
 FURTHER = [Path(name) for name in os.environ.get("OSTINATO_GPU_MODELS", "").split(":") if name]
 
 
-BORROWING = ("--borrow-every", 7, "--share", 0.3, "--pool-mib", 30)
-"""A pool that does not hold all experts, so that there is staging memory to lend."""
+BORROWING = ("--borrow-every", 7, "--share", 0.3, "--pool-mib", 21)
+"""A pool that does not hold all experts, so that there is staging memory to lend. 16 MiB of it are no experts'."""
+
+RECORDING = ("--record", "--share", 0.3, "--pool-mib", 21)
+
+STEPS = 2000
+
+
+@pytest.fixture(scope="session")
+def wide_model(cuda_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts that a share can be taken of, of six types: the bundled model's have 64 hidden columns, the least there
+    can be.
+    """
+    recipe = next(recipe for recipe in read_pack(PACK) if recipe.name == "qwen3moe")
+    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
+    make_model(recipe, "quantised", Encoder(cuda_libraries), path)
+    return path
 
 
 @pytest.mark.parametrize(
     ("link_percent", "borrowing"),
-    [(-1, ()), (40, ()), (40, BORROWING)],
-    ids=["split", "link", "link-and-borrowed-memory"],
+    [(-1, ()), (40, ()), (40, BORROWING), (-1, RECORDING)],
+    ids=["split", "link", "link-and-borrowed-memory", "memory-borrowed-as-serving-does"],
 )
 def test_two_thousand_steps_equal_those_of_a_synchronous_reference(
-    run_gpu_worker: RunGpuWorker, link_percent: int, borrowing: tuple[object, ...]
+    run_gpu_worker: RunGpuWorker, wide_model: Path, link_percent: int, borrowing: tuple[object, ...]
 ) -> None:
-    more = ("--device", "gpu", "--steps", 2000, "--swap-every", 400, "--idle-s", 12, "--link-percent", link_percent)
-    result = run_gpu_worker("bitwise", MODEL, "OUT", *more, *borrowing)
+    more = ("--device", "gpu", "--steps", STEPS, "--swap-every", 400, "--idle-s", 12, "--link-percent", link_percent)
+    model = wide_model if link_percent > 0 else MODEL
+    result = run_gpu_worker("bitwise", model, "OUT", *more, *borrowing)
     assert (result["differs_from_reference_at"], result["differs_from_itself_at"]) == (None, None)
-    assert result["distinct_outputs"] == 2001
-    assert result["answers_waited_for"] > 2000
+    assert result["distinct_outputs"] == STEPS + 1
+    assert result["answers_waited_for"] > STEPS
+    assert (max if "--record" in borrowing else min)(result["borrowed"], default=0) > 0 or not borrowing
+    for devices in result["devices"]:
+        assert (devices[0]["linked"] > 0) is (link_percent > 0)
+    engine, _, reference = result["graphs"]
+    for tokens, least in (("one_token", 0.85), ("several_tokens", 0.5)):
+        _, replays, direct = engine[tokens]
+        assert replays > least * (replays + direct) > 0
+        assert reference[tokens][1] == 0
 
 
 @pytest.mark.parametrize("model", FURTHER, ids=lambda path: path.stem)
@@ -66,6 +91,11 @@ def test_the_server_answers_what_stock_nodes_answer(run_gpu_worker: RunGpuWorker
     assert max(served["slots"]["disagreement"]) < NEAR_TIE_NATS
     assert served["slots"]["half"]["busy_slots_per_decode"] > 2
     assert 0 < served["embeddings"]["nmse"] < EMBEDDINGS_NMSE
+    # No token of the repeated text is nearly tied; those of a model of noise are.
+    looked_up, of_its_own = (served["drafts"][name] for name in ("looked up", "of its own"))
+    assert looked_up["half"] == looked_up["stock"]
+    assert looked_up["half"]["accepted"] > 20
+    assert of_its_own["half"]["drafts"] > 20
     for turns in served["checkpoints"].values():
         assert [turn["read"] for turn in turns["half"]] == [turn["read"] for turn in turns["stock"]]
 

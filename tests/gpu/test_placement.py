@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ostinatod.models import bundled_file
+from ostinatod.verification import nmse
+from tests.e2e.test_placement import MIXED_NMSE
 from tests.e2e.workers.gpu_placement import MODES
 from tests.gpu.conftest import PACK, ROOT, RunGpuWorker
 
@@ -32,7 +34,16 @@ def test_a_gpu_computes_the_same_wherever_experts_lie(model: Path, run_gpu_worke
         assert case["nmse"] <= NOISE_SHARE * result["noise"], case
         if case["mode"] == "split" and case["placement"] == "all_hot":
             assert case["nmse"] == 0.0, case
-    assert any(case["uploaded_experts"] > 0 for case in result["cases"])
+    used = {
+        "choice": "uploaded_experts",
+        "upload": "uploaded_experts",
+        "threshold": "uploaded_experts",
+        "borrowed": "lent",
+    }
+    for mode, counter in used.items():
+        cold = [case for case in result["cases"] if case["mode"] == mode and case["cold_routes"] > 0]
+        assert cold
+        assert all(case[counter] > 0 for case in cold), mode
 
 
 def test_graphs_have_room_for_a_second_chain_of_products(run_gpu_worker: RunGpuWorker, tmp_path: Path) -> None:
@@ -63,3 +74,10 @@ def test_no_architecture_computes_anything_else_wherever_experts_lie(run_gpu_wor
     cases = [case for architecture in result["architectures"] for case in architecture["cases"]]
     assert any(case["uploaded"] > 0 for case in cases)
     assert any(case["linked"] > 0 for case in cases)
+
+
+def test_a_prefix_of_vectors_is_read_as_the_stock_nodes_read_it(cuda_libraries: Path, run_worker: RunGpuWorker) -> None:
+    logits = run_worker("embedded_prefix", cuda_libraries, "gpu")
+    for placement in ("half", "all_cold"):
+        assert 0 < nmse(logits[placement], logits["stock"]) < MIXED_NMSE, placement
+        assert set(logits[f"{placement}_routes"]) == {8 * len(logits["stock"])}

@@ -2,6 +2,8 @@
 
 #include "borrowing.h"
 
+#include "llama-impl.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -52,15 +54,34 @@ ostinato_borrower::~ostinato_borrower() {
 
 void ostinato_borrower::write_tables() {
     memory.copy(ggml_backend_buffer_get_base(buffer.get()), shadow.data(), shadow.size()*sizeof(int32_t));
+    in_force = shadow;
     is_switch_due.store(false);
 }
 
-void ostinato_borrower::reset(const ostinato_expert_pool & pool) {
+ostinato_borrower::expert_sets ostinato_borrower::borrowed() {
+    std::lock_guard<std::mutex> lock(mutex);
+    expert_sets found(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) {
+        for (int32_t e = 0; e < layers[i].n_experts && !hot[i].empty(); ++e) {
+            if (in_force[i*n_columns + e] >= 0 && hot[i][e] < 0) {
+                found[i].push_back(e);
+            }
+        }
+    }
+    return found;
+}
+
+void ostinato_borrower::stop() {
     std::unique_lock<std::mutex> lock(mutex);
     generation++;
     changed.notify_all();
     changed.wait(lock, [&] { return !is_copying; });
     places.clear();
+}
+
+void ostinato_borrower::reset(const ostinato_expert_pool & pool) {
+    stop();
+    std::unique_lock<std::mutex> lock(mutex);
     std::vector<uint8_t> is_listed(layers.size(), 0); // by kind
     for (size_t i = 0; i < layers.size(); ++i) {
         hot[i]       = pool.slots_of_experts(i);
@@ -122,15 +143,29 @@ void ostinato_borrower::put(lent_place & place, bool is_serving) {
 }
 
 size_t ostinato_borrower::set(const expert_sets & wanted) {
-    give_back((const char *) UINTPTR_MAX);
     std::unique_lock<std::mutex> lock(mutex);
     is_manual = true;
+    generation++;
+    changed.notify_all();
+    changed.wait(lock, [&] { return !is_copying; });
     is_staging.store(false);
     returned_to = nullptr;
-    write_tables();
     size_t n = 0;
+    for (lent_place & place : places) { // what is there already stays
+        const bool is_kept = place.is_serving && place.id >= 0 &&
+            std::find(wanted[place.layer].begin(), wanted[place.layer].end(), place.id) != wanted[place.layer].end();
+        if (place.id >= 0 && !is_kept) {
+            put(place, false);
+            place.id = -1;
+        }
+        n += is_kept;
+    }
+    write_tables();
     for (size_t i = 0; i < wanted.size(); ++i) {
         for (const int32_t id : wanted[i]) {
+            if (shadow[i*n_columns + id] >= 0) {
+                continue;
+            }
             const auto place = std::find_if(
                 places.begin(), places.end(), [&](const lent_place & p) { return p.id < 0 && p.kind == places_of[i].kind && p.index < places_of[i].n; });
             if (hot[i][id] >= 0 || !layers[i].host[id].record || place == places.end()) {
@@ -252,6 +287,9 @@ bool ostinato_borrower::copy(std::unique_lock<std::mutex> & lock, const upload &
     lock.lock();
     is_copying = false;
     changed.notify_all();
+    if (!is_done && n_failed++ == 0) {
+        LLAMA_LOG_WARN("%s: an expert could not be copied to borrowed memory; the CPU branch computes it\n", __func__);
+    }
     return is_done && generation == now;
 }
 
@@ -271,24 +309,26 @@ void ostinato_borrower::lend(std::unique_lock<std::mutex> & lock, const std::vec
         place.id    = u.wanted.id; // on its way
         place.layer = u.wanted.layer;
     }
-    bool is_valid = !has_victims || switch_tables(lock, now);
-    for (size_t i = 0; is_valid && i < uploads.size(); ++i) {
-        const auto begin = clock_type::now();
-        is_valid = copy(lock, uploads[i], now);
-        n_uploaded += is_valid;
-        changed.wait_for(lock, (clock_type::now() - begin)*(1.0/SHARE - 1.0), [&] { return is_stopping || generation != now; });
-        is_valid = is_valid && generation == now;
-    }
-    for (const upload & u : uploads) {
-        if (is_valid) {
-            put(places[u.place], true);
-        } else if (generation == now) {
-            places[u.place].id = -1;
+    std::vector<uint8_t> is_there(uploads.size(), 0);
+    if (!has_victims || switch_tables(lock, now)) {
+        for (size_t i = 0; i < uploads.size() && generation == now && !is_stopping; ++i) {
+            const auto begin = clock_type::now();
+            is_there[i] = copy(lock, uploads[i], now);
+            n_uploaded += is_there[i];
+            changed.wait_for(lock, (clock_type::now() - begin)*(1.0/SHARE - 1.0), [&] { return is_stopping || generation != now; });
         }
     }
-    if (is_valid) {
-        switch_tables(lock, now);
+    if (generation != now) {
+        return; // all were given back
     }
+    for (size_t i = 0; i < uploads.size(); ++i) {
+        if (is_there[i]) {
+            put(places[uploads[i].place], true);
+        } else {
+            places[uploads[i].place].id = -1;
+        }
+    }
+    switch_tables(lock, now);
 }
 
 void ostinato_borrower::run() {

@@ -45,6 +45,9 @@ public:
     // [n_experts] i32: slots of hot and borrowed experts, for passes that begin_decode() announced.
     ggml_tensor * index_table(size_t layer) const { return tables[layer]; }
 
+    // Lent memory may be written to by others from now on until reset(); nothing computes.
+    void stop();
+
     // The pool has changed, or lends other places; nothing computes. Nothing is borrowed afterwards.
     void reset(const ostinato_expert_pool & pool);
 
@@ -57,6 +60,9 @@ public:
     // From now on exactly these experts are borrowed, as far as they are cold, page-locked and there are places; nothing computes. For the replay of what
     // was recorded, and tests. Returns how many are.
     size_t set(const expert_sets & wanted);
+
+    // What the tables have named since the last switch: what the last pass that used them borrowed.
+    expert_sets borrowed();
 
     ostinato_borrowing_view view();
 
@@ -106,6 +112,7 @@ private:
     std::mutex mutex; // guards all that follows
     std::condition_variable changed;
     std::vector<int32_t> shadow;                // what the tables hold, or will from the next switch on
+    std::vector<int32_t> in_force;              // what they hold
     std::vector<std::vector<int32_t>> hot;      // by layer: slots of hot experts
     std::vector<ostinato_lent_places> places_of; // by layer
     std::vector<lent_place> places;
@@ -114,6 +121,7 @@ private:
     bool is_manual     = false;
     bool is_stopping   = false;
     uint64_t n_uploaded = 0;
+    uint64_t n_failed   = 0;
 
     // read without the lock too, by the thread that submits passes
     std::atomic<bool> is_switch_due { false }; // `shadow` waits for a moment between two passes

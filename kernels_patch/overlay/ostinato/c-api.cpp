@@ -136,6 +136,7 @@ enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
         }
         set(wanted.limits.upload.all_tokens,    config->upload_all_tokens);
         wanted.limits.upload.prefetch_us = config->prefetch_us;
+        wanted.limits.staging_experts = std::max(config->staging_experts, 0);
         wanted.limits.n_threads    = config->n_threads;
         wanted.limits.link_percent = std::min(config->link_percent, 100);
         wanted.limits.borrow_percent = config->borrow_percent == 0 ? 100 : std::clamp(config->borrow_percent, 0, 100);
@@ -276,6 +277,23 @@ enum ostinato_status ostinato_set_borrowed(const struct llama_model * model, con
     });
 }
 
+enum ostinato_status ostinato_get_borrowed(const struct llama_model * model, uint8_t * borrowing, size_t n) {
+    return guarded([&] {
+        std::shared_ptr<ostinato_model> entry;
+        const ostinato_status status = find_with_flags(model, n, entry);
+        if (status == OSTINATO_OK) {
+            const auto borrowed = ostinato_borrowed(*entry);
+            std::fill_n(borrowing, n, (uint8_t) 0);
+            for (size_t i = 0; i < borrowed.size(); ++i) {
+                for (const int32_t expert : borrowed[i]) {
+                    borrowing[i*(n/borrowed.size()) + expert] = 1;
+                }
+            }
+        }
+        return status;
+    });
+}
+
 enum ostinato_status ostinato_get_residency(const struct llama_model * model, struct ostinato_residency ** residency) {
     return guarded([&] {
         const auto entry = ostinato_find_model(model);
@@ -323,7 +341,7 @@ enum ostinato_status ostinato_get_device_status(
                 v.uploaded, v.uploaded_bytes, v.staging_bytes, speed(v.speeds.cpu_row), speed(v.speeds.cpu_rows), speed(v.speeds.link), v.linked,
                 v.link_columns, (int32_t) v.hidden_columns, v.borrowing.bytes, v.borrowing.n_uploaded, v.graphs.captures, v.graphs.replays,
                 v.graphs.direct_passes, v.prefetched, v.foreseen, v.decode_waited_ns, v.decode_busy_ns, v.pool_room,
-                v.link_columns > 0 ? speed(v.speeds.in_place) : 0.0,
+                v.link_columns > 0 ? speed(v.speeds.in_place) : 0.0, v.pool_unlearned,
             };
             v.device.copy(devices[i].name, sizeof(devices[i].name) - 1);
         }

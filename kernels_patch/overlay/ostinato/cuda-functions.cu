@@ -15,7 +15,10 @@ static struct {
     std::atomic<uint64_t> direct_passes { 0 };
 } passes_of[GGML_CUDA_MAX_DEVICES];
 
-void ostinato_count_pass(const ggml_backend_cuda_context & ctx, const bool is_graph, const bool is_captured) {
+void ostinato_count_pass(const ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const bool is_graph, const bool is_captured) {
+    if (!ostinato_graph_key(graph)) {
+        return;
+    }
     auto & passes = passes_of[ctx.device];
     passes.captures      += is_graph && is_captured;
     passes.replays       += is_graph;

@@ -114,10 +114,12 @@ ostinato_applied move_experts(ostinato_model & model, std::shared_ptr<const osti
     model.epoch++; // also when moving fails half way
     applied.change = model.placement->apply(residency->hot);
     applied.ms     = (ggml_time_us() - begin)/1000.0;
-    LLAMA_LOG_INFO("%s: residency generation %llu: %zu experts hot, %zu loaded, %zu dropped in %.1f ms, pools of %.2f MiB, %.2f MiB of cold experts page-locked%s%s\n",
+    LLAMA_LOG_INFO("%s: residency generation %llu: %zu experts hot, %zu loaded, %zu dropped in %.1f ms, pools of %.2f MiB, %.2f MiB of cold experts page-locked\n",
         __func__, (unsigned long long) residency->generation, residency->n_hot(), applied.change.n_loaded, applied.change.n_dropped, applied.ms,
-        model.placement->pool_bytes()/1024.0/1024.0, model.placement->pinned_bytes()/1024.0/1024.0,
-        model.placement->pin_refusal().empty() ? "" : ": ", model.placement->pin_refusal().c_str());
+        model.placement->pool_bytes()/1024.0/1024.0, model.placement->pinned_bytes()/1024.0/1024.0);
+    if (const std::string refusal = model.placement->pin_refusal(); !refusal.empty()) {
+        LLAMA_LOG_WARN("%s: not all cold experts are page-locked, the CPU branch alone computes the others: %s\n", __func__, refusal.c_str());
+    }
 
     std::unique_lock<std::shared_mutex> lock(get_registry().mutex);
     model.residency = std::move(residency);
@@ -283,7 +285,7 @@ void ostinato_context_ready(const llama_model & model) {
     const std::string reason = entry->placement->fit(wanted->hot);
     if (!reason.empty()) {
         auto smaller = std::make_shared<ostinato_residency>(*wanted);
-        smaller->hot = entry->placement->shrink(wanted->hot);
+        smaller->hot = entry->placement->shrink(wanted->hot, is_asked_for);
         if (is_asked_for) {
             LLAMA_LOG_WARN("%s: %zu of %zu hot experts fit the memory that is left: %s\n", __func__, smaller->n_hot(), wanted->n_hot(), reason.c_str());
         }
@@ -429,6 +431,11 @@ size_t ostinato_borrow(ostinato_model & model, const ostinato_expert_pool::hot_s
     }
     model.placement->synchronize();
     return model.placement->borrow(experts);
+}
+
+ostinato_expert_pool::hot_sets ostinato_borrowed(ostinato_model & model) {
+    std::scoped_lock moving(model.pass_mutex, model.move_mutex);
+    return model.placement ? model.placement->borrowed() : ostinato_expert_pool::hot_sets(model.layers.size());
 }
 
 ostinato_residency_view ostinato_view_residency(ostinato_model & model) {

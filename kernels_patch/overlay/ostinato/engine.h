@@ -94,6 +94,9 @@ std::string ostinato_apply_residency_file(ostinato_model & model, const std::str
 // Lends staging memory to exactly these cold experts, between two passes. Returns to how many.
 size_t ostinato_borrow(ostinato_model & model, const ostinato_expert_pool::hot_sets & experts);
 
+// By layer: what the last pass that used borrowed memory found there.
+ostinato_expert_pool::hot_sets ostinato_borrowed(ostinato_model & model);
+
 // What a model runs with at this moment.
 struct ostinato_residency_view {
     std::shared_ptr<const ostinato_residency> residency; // nullptr without one

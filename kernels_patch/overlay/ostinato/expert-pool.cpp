@@ -11,7 +11,7 @@
 
 static constexpr size_t ALIGNMENT = 256;
 static constexpr size_t TAIL      = 64*1024;      // the tiled kernels read past a tensor's last row; zeros are what they may find
-static constexpr size_t BOUNCE    = 16*1024*1024; // moves by less than their length go through this much memory behind the slots
+static constexpr size_t BOUNCE    = 16*1024*1024; // moves by less than their length go through this much memory at the end of what hot experts may take
 
 // The tensors of a layer that are no weights.
 static constexpr size_t N_MODIFIERS = std::size(ostinato_per_expert_tensors) - std::size(ostinato_record_weights);
@@ -120,7 +120,7 @@ size_t ostinato_expert_pool::least_lent(const std::vector<ostinato_pool_layer> &
 
 ostinato_expert_pool::ostinato_expert_pool(
         std::vector<ostinato_pool_layer> sources, ostinato_pool_memory where, size_t capacity, size_t lent) :
-    layers(std::move(sources)), memory(where), size(align(capacity)), bytes_lent(lent) {
+    layers(std::move(sources)), memory(where), size(align(capacity)), always_lent(lent) {
     tables_ctx.reset(ggml_init({ layers.size()*ggml_tensor_overhead(), nullptr, true }));
     ctx.reset(ggml_init({ 2*layers.size()*std::size(ostinato_per_expert_tensors)*ggml_tensor_overhead(), nullptr, true }));
     const std::vector<size_t> kinds = kinds_of(layers);
@@ -139,7 +139,7 @@ ostinato_expert_pool::ostinato_expert_pool(
         }
     }
     tables_buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(tables_ctx.get(), memory.buft));
-    buffer.reset(ggml_backend_buft_alloc_buffer(memory.buft, size + bytes_lent));
+    buffer.reset(ggml_backend_buft_alloc_buffer(memory.buft, size + always_lent));
     if (!tables_buffer || !buffer) {
         throw std::bad_alloc();
     }
@@ -164,7 +164,7 @@ size_t ostinato_expert_pool::records_of(size_t layer) const {
 size_t ostinato_expert_pool::first_lent(size_t layer) const {
     const size_t begin  = records_of(layer);
     const size_t stride = entries[layer].record.stride;
-    return begin + (size - begin + stride - 1)/stride*stride;
+    return begin + (bytes_used - begin + stride - 1)/stride*stride;
 }
 
 static ggml_tensor * mutable_tensor(const ostinato_expert_ffn & ffn, const ggml_tensor * ostinato_expert_ffn::* member) {
@@ -208,7 +208,7 @@ void ostinato_expert_pool::place_tensors(std::vector<place> places) {
 void ostinato_expert_pool::place_staging(size_t layer) {
     entry & e = entries[layer];
     const size_t first = first_lent(layer);
-    const size_t end   = size + bytes_lent - std::min(bytes_lent, TAIL);
+    const size_t end   = bytes_used + lent() - std::min(lent(), TAIL);
     e.n_staged = first < end ? std::min<int64_t>((end - first)/e.record.stride, layers[layer].n_experts) : 0;
     for (size_t w = 0; e.n_staged > 0 && w < std::size(ostinato_record_weights); ++w) {
         const auto member = ostinato_record_weights[w].member;
@@ -242,23 +242,24 @@ ostinato_lent_places ostinato_expert_pool::lent_places(size_t layer) const {
         before += other.kind < e.kind;
         own    += other.kind == e.kind;
     }
-    const size_t usable = bytes_lent - std::min(bytes_lent, TAIL);
-    const size_t begin  = size + usable/entries.size()*before;
-    const size_t end    = size + usable/entries.size()*(before + own);
+    const size_t usable = lent() - std::min(lent(), TAIL);
+    const size_t begin  = bytes_used + usable/entries.size()*before;
+    const size_t end    = bytes_used + usable/entries.size()*(before + own);
     const size_t first  = records_of(layer);
     const size_t slot   = (begin - first + e.record.stride - 1)/e.record.stride;
     const size_t n      = first + slot*e.record.stride < end ? (end - first)/e.record.stride - slot : 0;
-    // kernels count blocks in 32 bits
+    // kernels count blocks in 32 bits, so slots that far away cannot be named
     size_t blocks = 0;
     for (const auto & weight : ostinato_record_weights) {
         if (const ggml_tensor * t = layers[layer].ffn->*weight.member) {
             blocks = std::max(blocks, e.record.stride/ggml_type_size(t->type));
         }
     }
-    const bool is_near = (slot + n)*blocks <= (size_t) std::numeric_limits<int32_t>::max();
+    const size_t n_slots = std::numeric_limits<int32_t>::max()/blocks;
+    const size_t n_near  = std::min(n, n_slots - std::min(n_slots, slot));
     // biases and scales have no lent places, and ids beyond a layer's slots would take zero slots along
-    const bool is_lendable = is_near && layers[layer].n_zero_slots == 0;
-    return { base() + first + slot*e.record.stride, e.record.stride, is_lendable ? (int32_t) n : 0, (int32_t) slot, e.kind };
+    const bool is_lendable = layers[layer].n_zero_slots == 0;
+    return { base() + first + slot*e.record.stride, e.record.stride, is_lendable ? (int32_t) n_near : 0, (int32_t) slot, e.kind };
 }
 
 std::vector<int32_t> ostinato_expert_pool::slots_of_experts(size_t layer) const {

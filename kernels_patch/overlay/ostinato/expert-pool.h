@@ -65,14 +65,15 @@ public:
     // Bytes of experts' weights, as the model's file has them, that a pool of so much memory takes whatever their layers.
     static size_t room_for(const std::vector<ostinato_pool_layer> & layers, size_t capacity, const ostinato_pool_memory & memory);
 
-    // Least bytes to lend so that every layer has a place.
+    // Least bytes behind the hot experts so that every layer has a place in lent memory.
     static size_t least_lent(const std::vector<ostinato_pool_layer> & layers);
 
-    // Without hot experts. Throws std::bad_alloc when the device has no `capacity` + `lent` bytes left.
+    // Without hot experts. What hot experts leave of `capacity` is lent, where `lent` bytes more always are. Throws std::bad_alloc when the device
+    // has not that much left.
     ostinato_expert_pool(std::vector<ostinato_pool_layer> layers, ostinato_pool_memory memory, size_t capacity, size_t lent = 0);
 
-    // Makes exactly the experts of `hot` hot, which fit. No graph over the pool may be computing. Throws std::runtime_error when the device
-    // fails; the pool is then unusable.
+    // Makes exactly the experts of `hot` hot, which fit. No graph over the pool may be computing, and nobody may write to lent memory: it lies elsewhere
+    // afterwards. Throws std::runtime_error when the device fails; the pool is then unusable.
     change set_hot(const hot_sets & hot, const source & read);
 
     // The layer's slots in place of its experts; a member is nullptr where the layer has no such tensor.
@@ -97,7 +98,7 @@ public:
 
     size_t capacity() const { return size; }
     size_t used() const { return bytes_used; }
-    size_t lent() const { return bytes_lent; }
+    size_t lent() const { return always_lent > 0 ? size + always_lent - bytes_used : 0; }
 
 private:
     struct entry {
@@ -134,9 +135,9 @@ private:
 
     std::vector<ostinato_pool_layer> layers;
     ostinato_pool_memory memory;
-    size_t size;
-    size_t bytes_lent;
-    size_t bytes_used = 0;
+    size_t size;        // that hot experts may take
+    size_t always_lent; // behind it
+    size_t bytes_used = 0; // lent memory begins there
     std::vector<place> current;
     std::vector<entry> entries;
 

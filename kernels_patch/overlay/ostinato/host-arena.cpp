@@ -92,10 +92,8 @@ bool ostinato_host_arena::add_chunk(kind_of_places & kind) {
     const size_t room  = is_spared ? std::min(budget, ostinato_memory_to_spare()) : budget;
     const size_t size  = std::min({ align(std::max(kind.stride, CHUNK), HUGE_PAGE), room/HUGE_PAGE*HUGE_PAGE, kind.reserved - begin });
     if (size < kind.stride) {
-        if (is_spared) {
-            reason = "the system has no more memory to spare";
-            budget = 0;
-        }
+        reason = is_spared ? "the system has no more memory to spare" : "the asked limit is reached";
+        budget = is_spared ? 0 : budget;
         return false;
     }
     char * data = kind.base + begin;

@@ -109,6 +109,7 @@ struct ostinato_mailbox {
     void * forked = nullptr;             // events
     void * joined = nullptr;
 
+    uint32_t generation = 0; // of its memory: a captured graph goes on with what it was captured with
     int64_t  max_routes = 0;
     int64_t  max_inputs = 0; // n_tokens * n_in
     int64_t  max_outputs = 0;

@@ -13,13 +13,17 @@ bool ostinato_cuda_supports_op(const ggml_tensor * op);
 // be captured in a CUDA graph. False when `dst` is a custom node of somebody else.
 bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 
-// A pass, or the part of one that lies between two splits, is about to be submitted. Its CUDA graph, which has this key, is kept, however long ago it
-// was used: a conversation pauses for longer than ggml keeps a graph. A pass that uploads gets none: a prefill is rarely as long as the one before it, and
-// building a graph of its two product chains takes about as long as a short one computes.
+// The key of its CUDA graph, nullptr for one without layers that are divided. Passes of one, two, … tokens have graphs of their own, or drafts that are
+// checked between single tokens would have each captured anew.
+const void * ostinato_graph_key(const ggml_cgraph * graph);
+
+// A pass, or the part of one that lies between two splits, is about to be submitted. Its CUDA graph, which has this key, is kept, as are those of passes
+// with other numbers of tokens, however long ago they were used: a conversation pauses for longer than ggml keeps a graph. A pass that uploads gets none:
+// a prefill is rarely as long as the one before it, and building a graph of its two product chains takes about as long as a short one computes.
 void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key);
 
-// A pass was submitted.
-void ostinato_count_pass(const ggml_backend_cuda_context & ctx, bool is_graph, bool is_captured);
+// A pass was submitted. One without layers that are divided is not counted.
+void ostinato_count_pass(const ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, bool is_graph, bool is_captured);
 
 // The table of cuda-functions.h for its name, else nullptr.
 void * ostinato_cuda_get_proc_address(const char * name);

@@ -30,9 +30,6 @@ static __device__ __forceinline__ uint32_t micros_between(const uint64_t begin_n
     return end_ns > begin_ns ? (uint32_t) min((end_ns - begin_ns)/1000, (uint64_t) 1000000000) : 0;
 }
 
-// By device: the last PUBLISH of the graph being submitted. A layer that follows it lies in another graph.
-static const ggml_tensor * unfollowed_of[GGML_CUDA_MAX_DEVICES];
-
 struct publish_args {
     const int32_t * ids;     // (n_routes) with strides in elements
     int64_t stride_id;
@@ -308,7 +305,7 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
     a.layer     = dst->op_params[OSTINATO_PARAM_LAYER];
     a.mailbox   = *ostinato_mailbox_of(dst);
     a.is_staged   = dst->op_params[OSTINATO_PARAM_SHARE] <= OSTINATO_STAGED;
-    a.is_followed = dst->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_FOLLOWED && dst != unfollowed_of[ctx.device];
+    a.is_followed = dst->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_FOLLOWED;
     GGML_ASSERT(a.n_routes <= a.mailbox.max_routes && a.n_inputs <= a.mailbox.max_inputs);
     if (const ggml_tensor * link_table = dst->src[5]) {
         a.link_table   = (const int32_t *) link_table->data;
@@ -478,30 +475,53 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
     return false;
 }
 
-// The uploads of a graph are joined within it, or it could not be captured.
-void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
-    const ggml_tensor * last = nullptr;
-    bool is_uploading = false;
-    for (int i = graph->n_nodes - 1; i >= 0; --i) {
-        const ggml_tensor * node = graph->nodes[i];
-        if (ostinato_op_of(node) == OSTINATO_OP_PUBLISH) {
-            last = last ? last : node;
+static constexpr int TOKENS_APART = 9; // passes of so many tokens and more share a CUDA graph
+
+// A key within the first node, which is nobody else's, for graphs over so many tokens and this memory of the mailbox: captured arguments are frozen.
+static const void * key_of(const ggml_cgraph * graph, const ostinato_mailbox & mailbox, const int n_tokens) {
+    static_assert(sizeof(ggml_tensor) >= 256, "keys lie within a node");
+    return (const char *) graph->nodes[0] + 1 + mailbox.generation % 16*16 + n_tokens;
+}
+
+static const ggml_tensor * first_publish(const ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        if (ostinato_op_of(graph->nodes[i]) == OSTINATO_OP_PUBLISH && graph->nodes[i]->src[2]) {
+            return graph->nodes[i];
         }
-        is_uploading |= ostinato_op_of(node) == OSTINATO_OP_STAGE;
     }
-    unfollowed_of[ctx.device] = last;
+    return nullptr;
+}
+
+const void * ostinato_graph_key(const ggml_cgraph * graph) {
+    const ggml_tensor * publish = first_publish(graph);
+    return publish ? key_of(graph, *ostinato_mailbox_of(publish), std::min<int64_t>(publish->src[0]->ne[1], TOKENS_APART)) : nullptr;
+}
+
+// A graph that uploads is not captured: what it copies ahead, the next graph waits for.
+void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
 #ifdef USE_CUDA_GRAPH
-    const auto found = ctx.cuda_graphs.find(key);
-    if (found != ctx.cuda_graphs.end()) {
-        found->second->last_used_time = ggml_time_us();
-        if (is_uploading) { // without the properties of the last one it counts as another graph, which is not captured at once
-            found->second->uid = 0;
-            found->second->node_props.clear();
+    const ggml_tensor * publish = first_publish(graph);
+    for (int n_tokens = 0; publish && n_tokens <= TOKENS_APART; ++n_tokens) {
+        const auto kept = ctx.cuda_graphs.find(key_of(graph, *ostinato_mailbox_of(publish), n_tokens));
+        if (kept != ctx.cuda_graphs.end()) {
+            kept->second->last_used_time = ggml_time_us();
         }
+    }
+    const auto found = ctx.cuda_graphs.find(key);
+    if (found == ctx.cuda_graphs.end()) {
+        return;
+    }
+    bool is_uploading = false;
+    for (int i = 0; i < graph->n_nodes && !is_uploading; ++i) {
+        is_uploading = ostinato_op_of(graph->nodes[i]) == OSTINATO_OP_STAGE;
+    }
+    if (is_uploading) { // without the properties of the last one it counts as another graph, which is not captured at once
+        found->second->uid = 0;
+        found->second->node_props.clear();
     }
 #else
     GGML_UNUSED(ctx);
+    GGML_UNUSED(graph);
     GGML_UNUSED(key);
-    GGML_UNUSED(is_uploading);
 #endif
 }

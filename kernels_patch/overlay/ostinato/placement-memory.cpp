@@ -46,9 +46,12 @@ void ostinato_placement::claim_memory() {
         const size_t least    = g->pool->capacity(); // with nothing hot
         const bool is_all_hot = available >= all_hot;
         size_t lent = 0;
-        if (!is_all_hot && g->pool->lent() > 0) {
+        if (!is_all_hot && may_stage()) {
+            const size_t least_lent = ostinato_expert_pool::least_lent(g->pool_layers);
             const size_t share = (size_t) ((available - std::min(available, least))*limits.staging_share);
-            lent = std::clamp(share, g->pool->lent(), std::max(g->pool->lent(), most_lent(*g)));
+            const size_t wanted = limits.staging_experts > 0 ? lent_for(*g, limits.staging_experts) : 0;
+            const size_t most   = lent_for(*g, std::numeric_limits<int32_t>::max());
+            lent = std::clamp(std::max(share, wanted), least_lent, std::max(least_lent, most));
         }
         size_t capacity = std::max(least, is_all_hot ? all_hot : available - std::min(available, lent));
         g->pool.reset(); // before the next one: memory may be short
@@ -72,11 +75,11 @@ bool ostinato_placement::may_stage() const {
     return limits.upload.choice_tokens < std::numeric_limits<int64_t>::max();
 }
 
-// Room for all experts of a layer: one computes at a time.
-size_t ostinato_placement::most_lent(const group & g) const {
+// Room for so many experts of any layer, but at most for all of them: one layer computes at a time.
+size_t ostinato_placement::lent_for(const group & g, int32_t n_experts) const {
     size_t most = 0;
     for (const size_t i : g.layers) {
-        most = std::max(most, ostinato_record(*layers[i].ffn).stride*(layers[i].n_experts + 1));
+        most = std::max(most, ostinato_record(*layers[i].ffn).stride*(std::min(n_experts, layers[i].n_experts) + 1));
     }
     return most + ostinato_expert_pool::least_lent(g.pool_layers);
 }
@@ -150,6 +153,17 @@ size_t ostinato_placement::borrow(const hot_sets & wanted) {
         n += g->borrower ? g->borrower->set(part_of(*g, wanted)) : 0;
     }
     return n;
+}
+
+hot_sets ostinato_placement::borrowed() const {
+    hot_sets found(layers.size());
+    for (const auto & g : groups) {
+        const hot_sets part = g->borrower ? g->borrower->borrowed() : hot_sets(g->layers.size());
+        for (size_t i = 0; i < part.size(); ++i) {
+            found[g->layers[i]] = part[i];
+        }
+    }
+    return found;
 }
 
 const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_tokens) const {

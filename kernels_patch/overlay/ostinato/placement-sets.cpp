@@ -23,12 +23,13 @@ std::string ostinato_placement::fit(const hot_sets & hot) const {
     return "";
 }
 
-hot_sets ostinato_placement::shrink(const hot_sets & hot) const {
+hot_sets ostinato_placement::shrink(const hot_sets & hot, bool is_learned) const {
     hot_sets result = hot;
     for (const auto & g : groups) {
         if (!g->is_gpu()) {
             continue;
         }
+        const size_t room = is_learned ? g->pool->capacity() : unlearned_bytes(*g);
         const hot_sets part = part_of(*g, hot);
         hot_sets kept = part;
         // by halving: the share in 1/4096
@@ -39,7 +40,7 @@ hot_sets ostinato_placement::shrink(const hot_sets & hot) const {
             for (size_t i = 0; i < part.size(); ++i) {
                 kept[i].assign(part[i].begin(), part[i].begin() + part[i].size()*share/4096);
             }
-            const bool fits = ostinato_expert_pool::bytes_for(g->pool_layers, kept, g->memory) <= g->pool->capacity();
+            const bool fits = ostinato_expert_pool::bytes_for(g->pool_layers, kept, g->memory) <= room;
             (fits ? low : high) = fits ? share : share - 1;
         }
         for (size_t i = 0; i < part.size(); ++i) {
@@ -47,6 +48,18 @@ hot_sets ostinato_placement::shrink(const hot_sets & hot) const {
         }
     }
     return result;
+}
+
+static constexpr double LENT_UNLEARNED = 0.375; // of a GPU's memory for experts; profiles/borrowing.py has it from replays
+
+// Without knowledge of what is used, a hot expert serves less than the same memory lent to what a session uses.
+size_t ostinato_placement::unlearned_bytes(const group & g) const {
+    bool is_lent = g.borrower != nullptr;
+    for (size_t i = 0; i < g.layers.size(); ++i) {
+        is_lent &= g.pool->lent_places(i).n > 0;
+    }
+    const size_t kept = (size_t) ((g.pool->used() + g.pool->lent())*(1.0 - LENT_UNLEARNED));
+    return is_lent ? std::min(kept, g.pool->capacity()) : g.pool->capacity();
 }
 
 // Parts of the work list run on as many threads as the machine has: copying from the page cache is bound by one thread's speed.
@@ -127,6 +140,9 @@ ostinato_expert_pool::change ostinato_placement::apply(const hot_sets & hot) {
             if (bytes > g->pool->capacity()) {
                 g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, bytes);
             }
+        }
+        if (g->borrower) {
+            g->borrower->stop();
         }
         const auto read = [&](size_t layer, int32_t expert) { return host[g->layers[layer]][expert]; };
         const ostinato_expert_pool::change change = g->pool->set_hot(part, read);

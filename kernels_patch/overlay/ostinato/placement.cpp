@@ -224,6 +224,7 @@ void ostinato_placement::reserve(int64_t n_tokens) {
         m.max_routes  = routes;
         m.max_inputs  = inputs;
         m.max_outputs = outputs;
+        m.generation++;
     }
 }
 
@@ -261,10 +262,13 @@ void ostinato_placement::announce(group & g, int64_t n_tokens, bool was_idle) {
         g.client.uploads.forget();
         g.borrower->begin_decode(was_idle);
     } else if (g.borrower && n_tokens >= limits.upload.choice_tokens) {
-        // room for as many experts as passes of this size staged in a layer so far, and some more
+        // Room for more experts than passes of this size staged in a layer so far: the next power of two, since a prompt for which the room grows is
+        // divided anew.
         const int32_t seen = g.client.uploads.most_places[ostinato_size_class(n_tokens)].load();
-        const bool is_known = seen > 0 && n_tokens < limits.upload.all_tokens;
-        const int32_t most  = is_known ? seen + seen/4 + 2 : std::numeric_limits<int32_t>::max();
+        int32_t most = seen > 0 && n_tokens < limits.upload.all_tokens ? 4 : std::numeric_limits<int32_t>::max();
+        while (most < seen + 2) {
+            most *= 2;
+        }
         g.borrower->give_back(g.pool->staging_end(most));
         g.client.uploads.max_places.store(most);
     }
@@ -319,6 +323,7 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
         v.pool_capacity = g->pool->capacity();
         v.pool_used     = g->pool->used();
         v.pool_room     = ostinato_expert_pool::room_for(g->pool_layers, g->pool->capacity(), g->memory);
+        v.pool_unlearned = ostinato_expert_pool::room_for(g->pool_layers, unlearned_bytes(*g), g->memory);
         v.is_gpu        = g->is_gpu();
         ostinato_mailbox_state state = {};
         if (g->is_gpu() && g->memory.cuda->copy(g->memory.device, &state, g->mailbox.state, sizeof(state))) {

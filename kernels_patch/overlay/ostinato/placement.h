@@ -46,9 +46,10 @@ struct ostinato_limits {
     ostinato_upload_limits upload = { 64, std::numeric_limits<int64_t>::max(), 0 };
     int64_t link_tokens  = 4; // steps of at most so many tokens have a part of their cold experts read in place by the GPU;
     int32_t link_percent = 0; // of the hidden columns: 0: by the measured speeds, -1: none
-    int64_t borrow_tokens  = 4; // passes of at most so many tokens use experts in borrowed memory,
+    int64_t borrow_tokens  = 63; // passes of at most so many tokens use experts in borrowed memory, where they upload none,
     int32_t borrow_percent = 100; // which is so much of what stages uploads; 0: none
-    double  staging_share = 0.125; // of the pool's memory, at most, that stages uploads and is lent in decode
+    double  staging_share = 0.125; // of the pool's memory, at most, that stages uploads and is lent in decode,
+    int32_t staging_experts = 0;   // but room for so many experts of a layer at least
 };
 
 // The GPU's share of a layer's cold routes in steps of few tokens: the first `columns` hidden columns, read from page-locked memory in place.
@@ -62,7 +63,8 @@ struct ostinato_memory_view {
     std::string device;
     size_t pool_capacity = 0;
     size_t pool_used     = 0;
-    size_t pool_room     = 0; // for experts, as the model's file has them
+    size_t pool_room     = 0; // for experts, as the model's file has them,
+    size_t pool_unlearned = 0; // and what of it a set should take that nobody has learned
     uint64_t published   = 0; // steps of layers with cold routes
     uint64_t cold_routes = 0;
     uint64_t waited_ns   = 0; // by the GPU, for the CPU branch,
@@ -102,7 +104,8 @@ public:
     ostinato_expert_pool::change apply(const ostinato_expert_pool::hot_sets & hot);
 
     // The part of the sets that fits: every layer of a GPU that is short gives up the same share of its set, from its end.
-    ostinato_expert_pool::hot_sets shrink(const ostinato_expert_pool::hot_sets & hot) const;
+    // Of sets that nobody has learned, less: memory serves better lent then.
+    ostinato_expert_pool::hot_sets shrink(const ostinato_expert_pool::hot_sets & hot, bool is_learned) const;
 
     // Takes the memory that the GPUs have left for the pools. Once.
     void claim_memory();
@@ -123,6 +126,9 @@ public:
 
     // From now on exactly these experts are borrowed, where the memory is lent; no pass may be computing. Returns how many are.
     size_t borrow(const ostinato_expert_pool::hot_sets & wanted);
+
+    // What the last pass that used borrowed memory found there.
+    ostinato_expert_pool::hot_sets borrowed() const;
 
     const ostinato_expert_ffn & slots(size_t layer) const;
     // For passes of so many tokens.
@@ -178,7 +184,8 @@ private:
     void add_group(ggml_backend_dev_t device);
     void add_kinds();
     bool may_stage() const;
-    size_t most_lent(const group & g) const;
+    size_t lent_for(const group & g, int32_t n_experts) const;
+    size_t unlearned_bytes(const group & g) const;
     void connect_staging(group & g);
     void add_biases(group & g);
     void add_borrower(group & g);

@@ -127,6 +127,7 @@ static json describe_devices(const llama_model * model) {
             { "pool_capacity", d.pool_capacity },
             { "pool_used",     d.pool_used },
             { "pool_room",     d.pool_room },
+            { "pool_unlearned", d.pool_unlearned },
             { "published",     d.n_published },
             { "cold_routes",   d.n_cold },
             { "waited_ms",     d.waited_ns/1e6 },
@@ -182,9 +183,10 @@ static json describe_memory(const llama_context * ctx, const json & devices) {
         uint64_t borrowed_bytes = 0;
         for (const json & device : devices) {
             if (device.at("name").get<std::string>() == ggml_backend_dev_name(dev)) {
-                pool_bytes     = device.at("pool_capacity").get<uint64_t>();
+                const uint64_t lent = device.at("staging_bytes").get<uint64_t>(); // all that hot experts do not take, where any is
+                pool_bytes     = device.at(lent > 0 ? "pool_used" : "pool_capacity").get<uint64_t>();
                 borrowed_bytes = device.at("borrowed_bytes").get<uint64_t>();
-                staging_bytes  = device.at("staging_bytes").get<uint64_t>() - borrowed_bytes;
+                staging_bytes  = lent - borrowed_bytes;
             }
         }
         gpus.push_back({
@@ -232,10 +234,12 @@ static server_http_res_ptr get_status(const server_http_req &) {
     const json devices = describe_devices(model);
     const auto entry = ostinato_find_model(model);
     const ostinato_residency_view view = entry ? ostinato_view_residency(*entry) : ostinato_residency_view {};
-    json pool_bytes = nullptr; // what hot experts may take, one number for each GPU
+    json pool_bytes      = nullptr; // what hot experts may take, one number for each GPU,
+    json unlearned_bytes = nullptr; // and what of it they should while nobody has learned which they are
     for (const json & device : devices) {
         if (device.at("gpu").get<bool>()) {
             pool_bytes.push_back(device.at("pool_room"));
+            unlearned_bytes.push_back(device.at("pool_unlearned"));
         }
     }
     return respond({
@@ -250,7 +254,9 @@ static server_http_res_ptr get_status(const server_http_req &) {
         { "residency", describe_residency(model) },
         { "devices",    devices },
         { "pool_bytes", pool_bytes },
+        { "unlearned_bytes", unlearned_bytes },
         { "gpu_of_layer", describe_gpu_of_layer(view) },
+        { "page_locked", {{ "bytes", view.pinned_bytes }, { "reason", view.pin_refusal }} }, // why not all cold experts are
         { "cpu_branch", describe_cpu_branch(view) },
         { "memory",     model ? describe_memory(served_context(), devices) : json(nullptr) },
     });

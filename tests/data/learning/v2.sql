@@ -21,6 +21,7 @@ CREATE TABLE "capacities" (
    "pool_bytes" TEXT NOT NULL,
    "gpu" TEXT NOT NULL
 );
+INSERT INTO "capacities" VALUES('abababababababababababababababababababababababababababababababab','[800]','[0, 0]');
 CREATE TABLE "generations" (
    "fingerprint" TEXT NOT NULL,
    "generation" INTEGER NOT NULL,

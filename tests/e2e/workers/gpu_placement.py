@@ -2,8 +2,8 @@
 
 Compares every case with the stock nodes, all layers on the GPU, over passes of 1 to 512 tokens. OUT.json holds
 `noise`, the NMSE of the stock nodes with all tokens in one pass, and a list of cases: mode, placement, nmse, same_token
-(share of tokens with the same most likely successor), repeats (whether a second context gave the same bits), and what
-was computed where.
+(share of tokens with the same most likely successor), repeats (whether the next context gave the same bits, where the
+engine learns what uploads cost after it has), and what was computed where.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ostinatod.bindings import NEVER, PlacementOptions, load_bindings
+from ostinatod.profiles.gguf_model import read_model
 from ostinatod.verification import nmse
 from tests.e2e.workers.architecture import placements
 from tests.e2e.workers.placement import UBATCHES, Model
@@ -25,14 +26,25 @@ PASSES = (*UBATCHES, 2, 4, 7, 9, 64, 249, 1, 1, 512, 1)
 MODES: dict[str, dict[str, Any]] = {
     "split": {"upload_tokens": NEVER, "link_percent": -1},
     "link": {"upload_tokens": NEVER, "link_percent": 50},
-    "choice": {"upload_tokens": 32},
-    "upload": {"upload_tokens": 9, "upload_all_tokens": 9},
+    "choice": {"upload_tokens": 32, "link_percent": -1, "borrow_percent": -1},
+    "upload": {"upload_tokens": 9, "upload_all_tokens": 9, "link_percent": -1, "borrow_percent": -1},
+    "threshold": {"upload_tokens": 128, "upload_all_tokens": 128, "link_percent": -1, "borrow_percent": -1},
+    "borrowed": {"upload_tokens": 1024, "link_percent": -1},
 }
 """The CPU branch alone; the same with a share for the GPU in steps of few tokens; a choice per expert between it and
-uploads; uploads alone, as far as staging goes."""
+uploads; uploads alone, as far as staging goes; these from a threshold on; and memory for uploads that no pass has,
+lent to a fixed list of experts in steps of few tokens."""
 
-POOL_SHARE = {"split": 1.0, "link": 1.0, "choice": 0.75, "upload": 0.75}
-"""Of the size of the file: with uploads not everything may be hot."""
+LEARNING_EVALUATIONS = {"choice": 5}
+"""After which nothing that decides where an expert is computed changes: costs of uploads and the link's head start are
+those of the first layers, and the staging buffer has as much room as the passes ever used."""
+
+ALL_HOT = ("split", "link")
+"""Modes in which everything may be hot. In the others nothing would be left to upload, nor to lend."""
+POOL_SHARE = 0.45
+"""Of the experts, in the others; staging comes out of it."""
+POOL_BYTES = 17 << 20
+"""What a pool needs beside its experts."""
 
 
 def main(libraries: str, model_path: str, out: str) -> None:
@@ -47,13 +59,20 @@ def main(libraries: str, model_path: str, out: str) -> None:
         stock = model.evaluate(tokens, PASSES, n_threads=1)
         noise = nmse(model.evaluate(tokens, (sum(PASSES),), n_threads=1), stock)
         shape = model.shape
+    expert_bytes = sum(tensor.nbytes for tensor in read_model([path]).tensors() if "_exps." in tensor.name)
     cases = []
     for mode, options in MODES.items():
-        pool_bytes = int(path.stat().st_size * POOL_SHARE[mode]) + (64 << 20 if POOL_SHARE[mode] == 1.0 else 0)
+        pool_bytes = int(expert_bytes * (1.0 if mode in ALL_HOT else POOL_SHARE)) + POOL_BYTES
         for name, hot in placements(shape).items():
             bindings.configure(placement=PlacementOptions(timeout_ms=5000, pool_bytes=pool_bytes, **options))
             with Model(bindings, path, "gpu_host_experts") as model:
                 model.place(hot)
+                lent = 0
+                if mode == "borrowed":
+                    model.evaluate(tokens[:1], (1,), n_threads=1)  # a pool has its memory when a context has
+                    lent = bindings.set_borrowed(model.handle, ~hot if (~hot).any() else hot)
+                for _ in range(LEARNING_EVALUATIONS.get(mode, 0)):
+                    model.evaluate(tokens, PASSES, n_threads=1)
                 logits = model.evaluate(tokens, PASSES, n_threads=1)
                 again = model.evaluate(tokens, PASSES, n_threads=1)
                 device = bindings.device_status(model.handle)[0]
@@ -67,6 +86,8 @@ def main(libraries: str, model_path: str, out: str) -> None:
                     "cold_routes": device.cold_routes,
                     "cpu_routes": device.cpu_routes,
                     "uploaded_experts": device.uploaded,
+                    "linked": device.linked,
+                    "lent": lent,
                 }
             )
             print(json.dumps(cases[-1]), flush=True)

@@ -1,8 +1,9 @@
 """served.py LIBRARIES MODEL PACK OUT.json [--device gpu]: what the engine's server answers, by placement of experts.
 
-Several slots in one batch, embeddings of several inputs, and conversations that go back to a context checkpoint, whose
-batches are small and end a prompt: with half of the experts hot, beside llama.cpp's own nodes on the same device. The
-last need models with memory that cannot be rolled back, which are made of PACK (see tiny_recipes.py). Run as a module.
+Several slots in one batch, embeddings of several inputs, drafts that passes of some tokens verify, and conversations
+that go back to a context checkpoint, whose batches are small and end a prompt: with half of the experts hot, beside
+llama.cpp's own nodes on the same device. The last need models with memory that cannot be rolled back, and drafts of a
+model's own models with a draft layer; they are made of PACK (see tiny_recipes.py). Run as a module.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ PROMPTS = (
 )
 WITH_CHECKPOINTS = ("gpt-oss", "qwen3next")
 """A sliding window, and recurrent layers."""
+
+REPETITIVE = "def add(a, b):\n    return a + b\n\n" * 6
+"""What has been there before is drafted again."""
+LOOK_UP = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "7")
+"""Up to seven tokens that followed the same three: passes of two to eight."""
+WITH_DRAFT_LAYER = "glm4moe, draft layer"
+DRAFT_LAYER = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
 
 Outcome = dict[str, Any]
 
@@ -88,6 +96,17 @@ def embeddings(engine: EngineServer) -> list[list[float]]:
     return [entry["embedding"] for entry in answer.body["data"]]
 
 
+def drafted(engine: EngineServer, prompt: str | list[int]) -> Outcome:
+    """Greedy tokens, how many of them were drafted, and how many drafts were right."""
+    body = {"prompt": prompt, "n_predict": 48, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    answer = engine.post("/completion", body)
+    if answer.status != 200:
+        raise RuntimeError(f"an answer with drafts: {answer.body}")
+    timings = answer.body["timings"]
+    counts = {name: timings.get(f"draft_n{part}", 0) for name, part in (("drafts", ""), ("accepted", "_accepted"))}
+    return {"tokens": answer.body["tokens"], **counts}
+
+
 def conversation(engine: EngineServer) -> list[Outcome]:
     """Turns over made-up tokens; the third and fourth go back to what earlier ones began with."""
     rng = np.random.default_rng(29)
@@ -114,16 +133,23 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def models_with_checkpoints(
-    arguments: argparse.Namespace, directory: Path
+def made_models(
+    arguments: argparse.Namespace, directory: Path, names: Sequence[str]
 ) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """Name, file and flags of each model whose slots keep context checkpoints, made when it is asked for."""
+    """Name, file and flags of each model of the pack that is asked for, made when it is its turn."""
     encoder = Encoder(arguments.libraries)
     for recipe in read_pack(arguments.pack):
-        if recipe.name in WITH_CHECKPOINTS:
+        if recipe.name in names:
             path = directory / f"{recipe.name}.gguf"
             make_model(recipe, "quantised", encoder, path)
             yield recipe.name, path, ("--override-kv", f"{recipe.architecture}.context_length=int:4096")
+
+
+def models_with_checkpoints(
+    arguments: argparse.Namespace, directory: Path
+) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """Those whose slots keep context checkpoints."""
+    return made_models(arguments, directory, WITH_CHECKPOINTS)
 
 
 def main() -> int:
@@ -151,6 +177,16 @@ def main() -> int:
             with served(arguments.model, (*flags[name], *several, *pooled)) as engine:
                 vectors[name] = np.array(embeddings(engine), np.float32)
         result["embeddings"] = {"nmse": nmse(vectors["half"], vectors["stock"]), "shape": list(vectors["half"].shape)}
+        result["drafts"] = {"looked up": {}, "of its own": {}}
+        for name in flags:
+            with served(arguments.model, (*flags[name], "--parallel", "1", *LOOK_UP)) as engine:
+                result["drafts"]["looked up"][name] = drafted(engine, REPETITIVE)
+        ids = np.random.default_rng(5).integers(5, 120, 90).tolist()
+        for _, path, longer in made_models(arguments, Path(directory), (WITH_DRAFT_LAYER,)):
+            own = Placements(arguments.device, path, Path(directory)).flags
+            for name in own:
+                with served(path, (*own[name], "--parallel", "1", *longer, *DRAFT_LAYER)) as engine:
+                    result["drafts"]["of its own"][name] = drafted(engine, ids)
         result["checkpoints"] = {}
         for recipe, path, longer in models_with_checkpoints(arguments, Path(directory)):
             flags = Placements(arguments.device, path, Path(directory)).flags

@@ -291,6 +291,16 @@ def test_a_session_is_forgotten_by_the_name_that_it_is_told_with(app: RunningApp
     assert logged(app, 1)[0]["session"] != entry["session"]
 
 
+@pytest.mark.parametrize("wanted", [{"sesion": "s1"}, {"model": "m", "older_than": 5}])
+def test_a_condition_that_is_not_known_forgets_nothing(app: RunningApp, wanted: dict[str, Any]) -> None:
+    turn(app, "Hello")
+    logged(app, 1)
+    refused = app.http.post("/ostinato/forget", json=wanted)
+    assert refused.status_code == 400
+    assert list(wanted)[-1] in refused.json()["error"]
+    assert len(logged(app, 1)) == 1
+
+
 def test_after_forgetting_all_the_same_session_has_another_name(app: RunningApp, files: HistoryFiles) -> None:
     turn(app, "Hello")
     (before,) = logged(app, 1)

@@ -41,8 +41,15 @@ def test_all_sessions_are_cut_alike() -> None:
 
 
 def test_sessions_are_left_out_before_they_become_too_short() -> None:
-    # 0.9 x 5 s for one setting leave 2.5: two turns of all, or four of one.
-    assert [(item.id, len(item.turns)) for item in affordable([PACE], SESSIONS, 5.0)] == [("a", 4)]
+    # 0.9 x 6 s for one setting leave 3.4: one turn of all, or three of two.
+    assert [(item.id, len(item.turns)) for item in affordable([PACE], SESSIONS, 6.0)] == [("a", 3), ("b", 3)]
+
+
+def test_one_session_is_the_last_resort_since_it_has_no_interval() -> None:
+    # 0.9 x 5 s for one setting leave 2.5: two turns of two, or four of one.
+    assert [(item.id, len(item.turns)) for item in affordable([PACE], SESSIONS, 5.0)] == [("a", 2), ("b", 2)]
+    # 1.24 are left: two turns of one.
+    assert [(item.id, len(item.turns)) for item in affordable([PACE], SESSIONS, 3.6)] == [("a", 2)]
 
 
 def test_at_least_one_turn_is_timed() -> None:

@@ -10,11 +10,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ostinatod.cli.app import cli
+from ostinatod.cli.bench import loaded_in_daemon
+from ostinatod.cli.context import Cli
 from tests.unit.bench.test_traces import session
 
 
 class Server(BaseHTTPRequestHandler):
     """OpenAI's completions: as many tokens as are asked for, without telling how many."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/ostinato/status"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"models": [{"name": "tiny"}]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -81,7 +89,63 @@ def test_the_tables_name_the_machine_and_the_files(tmp_path: Path, url: str) -> 
     assert result.exit_code == 0, result.output
     assert "the first 1 at most" in result.stdout
     assert "report.json" in result.stdout
-    assert "Total request time of each session" in result.stdout
+    assert "Each session: total request time, medians" in result.stdout
+
+
+def test_a_server_that_is_not_there_is_told_beside_the_others(tmp_path: Path, url: str) -> None:
+    result = bench(tmp_path, "--url", "http://127.0.0.1:1", "--url", url, "--sessions", "1", "--turns", "1", "--json")
+    assert result.exit_code == 1, result.output
+    told = json.loads(result.stdout)
+    assert [item["setting"] for item in told["settings"]] == [url]
+    assert list(told["facts"]["failures"]) == ["http://127.0.0.1:1"]
+    assert any(
+        "http://127.0.0.1:1 could not go to its end: the server did not answer" in note for note in told["notes"]
+    )
+
+
+def test_servers_are_told_in_the_order_in_which_they_were_named(tmp_path: Path, url: str) -> None:
+    other = url.replace("127.0.0.1", "localhost")
+    arguments = ("--url", url, "--url", other, "--sessions", "1", "--turns", "1", "--json")
+    assert bench(tmp_path, *arguments).exit_code == 0
+    file = tmp_path / "out" / "turns.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    # As if the first server had not been there at first.
+    file.write_text("".join(line for line in lines if json.loads(line).get("setting") != url))
+    told = json.loads(bench(tmp_path, *arguments, "--resume").stdout)
+    assert (told["base"], [item["setting"] for item in told["settings"]]) == (url, [url, other])
+
+
+def test_models_that_a_daemon_holds_are_known(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_HOST", url.removeprefix("http://"))
+    assert loaded_in_daemon(Cli()) == ["tiny"]
+    monkeypatch.setenv("OSTINATO_HOST", "127.0.0.1:1")
+    assert loaded_in_daemon(Cli()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    arguments = ["bench", "tiny", "--url", "http://127.0.0.1:1", "--out", str(tmp_path / "out" / "new")]
+    result = CliRunner().invoke(cli, arguments)
+    assert (result.exit_code, f"can be written to, found {tmp_path / 'out'}" in result.stderr) == (2, True), (
+        result.output
+    )
+
+
+def test_what_is_there_when_it_is_interrupted_is_told(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--url", url, "--sessions", "1", "--turns", "1")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ostinatod.bench.http_comparison.replay_over_http", interrupted)
+    result = bench(tmp_path, *arguments)
+    assert result.exit_code == 130
+    assert "go on with the same command and --resume" in result.stderr
+    monkeypatch.setattr("ostinatod.bench.http_comparison.continue_results", interrupted)
+    again = bench(tmp_path, *arguments, "--resume")
+    assert (again.exit_code, "go on with" in again.stderr) == (130, False)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +153,12 @@ def test_the_tables_name_the_machine_and_the_files(tmp_path: Path, url: str) -> 
     [
         (("--sessions", "log"), 2, "at least two sessions in the routing log, found 0"),
         (("--sessions", "none.jsonl"), 2, "a trace file or log, found 'none.jsonl'"),
+        (("--sessions", "0"), 2, "a number of at least 1"),
         (("--uploads", "often"), 2, "found 'often'"),
-        (("--url", "http://127.0.0.1:1", "--sessions", "log"), 2, "have no text to send"),
-        (("--url", "http://127.0.0.1:1", "--sessions", "1"), 1, "the server did not answer"),
+        (("--url", "nonsense"), 2, "expected the address of a server, found 'nonsense'"),
+        (("--url", "http://127.0.0.1:1", "--hot-share", "0.5"), 2, "--hot-share is for this machine's engine"),
+        (("--url", "http://127.0.0.1:1", "--sessions", "log"), 2, "the routing log holds no session yet"),
+        (("--url", "http://127.0.0.1:1", "--sessions", "1"), 1, "http://127.0.0.1:1: the server did not answer"),
         (("--url", "http://127.0.0.1:1", "--max-tokens-per-session", "2"), 2, "no turn fits into the limits"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostinatod.bench.comparison import RESULTS_FILE, Comparison, Outcome, compare
-from ostinatod.bench.memory import pool_limit
+from ostinatod.bench.memory import pool_limit, pool_limit_with_staging
 from ostinatod.bench.options import Options
 from ostinatod.bench.settings import Setting
 from ostinatod.errors import EngineError, RequestError
@@ -175,6 +175,17 @@ def test_layers_go_to_the_cpu_until_a_candidate_fits(scripted: Scripted, monkeyp
     assert "out of memory" in first[0]["reason"]
 
 
+def test_a_staging_buffer_that_is_asked_for_takes_nothing_from_hot_experts(scripted: Scripted) -> None:
+    usual = scripted.compare().chosen.learned
+    outcome = scripted.compare(staging_experts=6)
+    placed, stock = outcome.chosen.settings
+    assert (placed.staging_experts, stock.staging_experts) == (6, 0)
+    assert placed.pool_bytes == pool_limit_with_staging(200, EXPERTS, 6)
+    assert (outcome.chosen.learned.hot == usual.hot).all()
+    with pytest.raises(RequestError, match="differs in staging_experts"):
+        scripted.compare(resume=True)
+
+
 def test_trials_are_as_short_as_they_are_asked_to_be(scripted: Scripted) -> None:
     scripted.compare(trial_turns=1)
     assert {job["turns"] for job in scripted.jobs("replay") if job["only"] == ["d"]} == {1}
@@ -186,6 +197,18 @@ def test_a_setting_that_has_no_rival_need_not_be_tried(scripted: Scripted) -> No
     assert {tuple(job["only"]) for job in scripted.jobs("replay")} == {("h", "g")}
     assert len(outcome.turns) == 2 * 6
     assert outcome.chosen.search == ()
+
+
+def test_all_settings_are_timed_where_that_is_asked_for(scripted: Scripted) -> None:
+    candidates = [Setting(name, "ostinato") for name in "ab"] + [Setting(name, "stock", 2) for name in "cd"]
+    outcome = scripted.compare(candidates=candidates, times_all=True)
+    assert [setting.name for setting in outcome.chosen.settings] == ["a", "b", "c", "d"]
+    assert [(job["setting"]["name"], job["only"]) for job in scripted.jobs("replay")] == [
+        (name, ["h", "g"]) for name in "abcd"
+    ]
+    assert outcome.chosen.settings[1].pool_bytes == pool_limit(200)
+    only = scripted.compare(candidates=candidates, times_all=True, kinds=("stock",))
+    assert {turn.setting for turn in only.turns} == {"c", "d"}
 
 
 def test_repeats_take_turns_and_settings_that_crash_are_not_tried_again(
@@ -237,7 +260,7 @@ def test_only_what_fits_into_the_time_is_timed_and_said_so(scripted: Scripted) -
     outcome = scripted.compare(seconds=12.0)
     assert outcome.chosen.timed is not None
     assert outcome.chosen.timed == {session.id: len(session.turns) for session in outcome.sessions if session.id != "d"}
-    assert any("fit into" in note for note in scripted.progress.notes)
+    assert any("what fits into the" in note for note in scripted.progress.notes)
     assert len(outcome.turns) == 2 * sum(outcome.chosen.timed.values())
     again = scripted.compare(resume=True, seconds=100.0)
     assert again.chosen.timed == outcome.chosen.timed

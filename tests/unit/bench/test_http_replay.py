@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from threading import Thread
@@ -10,9 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ostinatod.bench.http_comparison import reading_notes
 from ostinatod.bench.http_replay import replay_over_http
+from ostinatod.bench.http_sessions import HttpSession, recorded_over_http, shaped_over_http
 from ostinatod.bench.results import TurnResult
 from ostinatod.bench.sessions import Limits
+from ostinatod.bench.tokens import pieces
 from ostinatod.errors import EngineError
 from tests.unit.bench.test_traces import session
 
@@ -29,7 +33,9 @@ def streamed(body: dict[str, Any]) -> httpx.Response:
     return httpx.Response(200, text=text)
 
 
-def replay(answer: Answer, limits: Limits | None = None) -> tuple[list[TurnResult], list[dict[str, Any]]]:
+def replay(
+    answer: Answer, limits: Limits | None = None, recorded: HttpSession | None = None
+) -> tuple[list[TurnResult], list[dict[str, Any]]]:
     bodies: list[dict[str, Any]] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -39,7 +45,9 @@ def replay(answer: Answer, limits: Limits | None = None) -> tuple[list[TurnResul
 
     turns: list[TurnResult] = []
     with httpx.Client(transport=httpx.MockTransport(handle), base_url="http://server") as client:
-        replay_over_http(client, "tiny", [session("a")], limits or Limits(), "server", turns.append)
+        limits = limits or Limits()
+        own = recorded if recorded is not None else recorded_over_http(session("a"), limits)
+        replay_over_http(client, "tiny", own, limits.tokens, "server", turns.append)
     return turns, bodies
 
 
@@ -74,10 +82,44 @@ def test_limits_hold_over_http_too() -> None:
     assert replay(streamed, Limits(tokens=2))[0] == []
 
 
+def test_lengths_of_the_log_are_filled_with_text_of_recorded_sessions() -> None:
+    shape = {"id": "s", "turns": [("first", 30, 20, 7), ("after_tool", 56, 10, 5), ("after_user", 33, 4, 2)]}
+    shaped = shaped_over_http(shape, Limits(), [session("a"), session("b")])
+    assert len(pieces(shaped.prefix)) == pytest.approx(30, abs=3)
+    assert [(turn.kind, turn.output) for turn in shaped.turns] == [("first", 7), ("after_tool", 5), ("after_user", 2)]
+    assert [len(pieces(turn.added)) for turn in shaped.turns] == pytest.approx([20, 10, 4], abs=3)
+    # Half of the conversation is there no more at the third turn: 33 of 70 tokens.
+    assert [round(turn.kept, 2) for turn in shaped.turns] == [1.0, 1.0, 0.47]
+    turns, bodies = replay(streamed, None, shaped)
+    assert [body["max_tokens"] for body in bodies] == [1, 7, 5, 2]
+    assert [turn.turn for turn in turns] == [0, 1, 2]
+    assert bodies[1]["prompt"] == shaped.prefix + shaped.turns[0].added
+    assert bodies[2]["prompt"] == bodies[1]["prompt"] + "x" * 7 + shaped.turns[1].added
+    said = bodies[2]["prompt"] + "x" * 5
+    assert bodies[3]["prompt"] == said[: round(len(said) * shaped.turns[2].kept)] + shaped.turns[2].added
+
+
+def test_servers_that_read_other_amounts_of_the_same_turns_are_told() -> None:
+    first = [TurnResult("a", "s", n, 0, "first", 900, 100, 5, 1.0, 1.0, 2.0) for n in range(3)]
+    second = [replace(turn, setting="b", reused=880, new=120) for turn in first[:2]]
+    assert list(reading_notes([*first, *second])) == [
+        "Prompt tokens read and reused in the same turns: a 200 and 1,800; b 240 and 1,760.",
+        "They differ: what a server held before the first turn, or has let go between two, is in its times.",
+    ]
+    assert len(list(reading_notes(first))) == 1
+
+
+def test_no_two_sessions_of_the_log_begin_with_the_same_text() -> None:
+    shapes = [{"id": name, "turns": [("first", 0, 20, 7)]} for name in "st"]
+    first, second = (shaped_over_http(shape, Limits(), [session("a")]) for shape in shapes)
+    assert first.turns[0].added[:8] != second.turns[0].added[:8]
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (lambda _: httpx.Response(400, text="too long"), "HTTP 400: too long"),
+        (lambda _: httpx.Response(404, json={"error": {"message": "no such model"}}), "HTTP 404: no such model$"),
         (lambda _: httpx.Response(200, text='data: {"error": {"message": "no"}}\n\n'), "ended the answer"),
     ],
 )
@@ -118,6 +160,6 @@ def test_a_server_that_ends_a_connection_just_as_it_is_used_again_costs_nothing(
         Thread(target=server.serve_forever, daemon=True).start()
         turns: list[TurnResult] = []
         with httpx.Client(base_url=f"http://127.0.0.1:{server.server_port}") as client:
-            replay_over_http(client, "tiny", [session("a")], Limits(), "server", turns.append)
+            replay_over_http(client, "tiny", recorded_over_http(session("a"), Limits()), None, "server", turns.append)
         server.shutdown()
     assert len(turns) == 3

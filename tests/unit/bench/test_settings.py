@@ -57,8 +57,9 @@ def test_upload_thresholds_are_words_or_tokens() -> None:
     assert upload_thresholds("auto,never,512") == (0, NEVER, 512)
     names = [item.name for item in ostinato_candidates(0, upload_thresholds("auto,never,512"))]
     assert names == ["ostinato", "ostinato, no uploads", "ostinato, uploads from 512"]
-    with pytest.raises(RequestError, match="found 'often'"):
-        upload_thresholds("often")
+    for wrong in ("often", "-5", "0", ""):
+        with pytest.raises(RequestError, match=f"found '{wrong}'"):
+            upload_thresholds(f"auto,{wrong}")
 
 
 def test_the_threshold_reaches_llama_cpp_by_its_variable_and_bindings_are_free_to_bind(
@@ -83,6 +84,11 @@ def test_settings_survive_json() -> None:
         ({"name": "s", "kind": "other"}, "kind stock or ostinato"),
         ({"kind": "stock"}, "with a name"),
         ({"name": "s", "kind": "stock", "load_mode": "fast"}, "mmap or none, found 'fast'"),
+        ({"name": "s", "kind": "stock", "cpu_layers": "3"}, "cpu_layers of s: expected a whole number, found '3'"),
+        ({"name": "s", "kind": "stock", "threads": True}, "threads of s: expected a whole number, found True"),
+        ({"name": "s", "kind": "stock", "repacked": 1}, "repacked of s: expected true or false, found 1"),
+        ({"name": "s", "kind": "stock", "tensor_split": ["a"]}, "tensor_split of s: expected a list of numbers"),
+        ({"name": "s", "kind": "stock", "environment": {"A": 1}}, "environment of s: expected names with text"),
     ],
 )
 def test_settings_that_are_none_are_refused(tmp_path: Path, values: dict[str, object], reason: str) -> None:
@@ -92,7 +98,14 @@ def test_settings_that_are_none_are_refused(tmp_path: Path, values: dict[str, ob
         read_settings(file)
 
 
-@pytest.mark.parametrize("content", ["{}", "[1]", "x"])
+def test_settings_need_names_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps([{"name": "s", "kind": "stock"}, {"name": "s", "kind": "ostinato"}]))
+    with pytest.raises(RequestError, match="two settings are called 's'"):
+        read_settings(file)
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "x", "[]"])
 def test_files_that_hold_no_list_of_settings_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "settings.json").write_text(content)
     with pytest.raises(RequestError, match="holds no settings"):

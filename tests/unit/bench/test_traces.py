@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ostinatod.bench.traces import SAMPLE, choose, read_traces, render_plainly, task_of, text_turns
+from ostinatod.bench.traces import SAMPLE, choose, choose_timed, read_traces, render_plainly, task_of, text_turns
 from ostinatod.errors import RequestError
 
 
@@ -64,6 +64,25 @@ def test_domains_take_turns_in_both_parts() -> None:
 def test_one_session_is_left_to_learn_from() -> None:
     chosen = choose([session("a"), session("b")], 5, 5)
     assert [part for part, _ in chosen] == ["development", "held-out"]
+
+
+def test_sessions_in_which_no_model_answers_are_left_out_and_refused_where_there_are_no_others(tmp_path: Path) -> None:
+    greeted = {"id": "g", "messages": [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Hi."}]}
+    file = tmp_path / "trace.jsonl"
+    file.write_text(json.dumps(greeted) + "\n" + json.dumps(session("a")) + "\n")
+    assert [item["id"] for item in read_traces(file)] == ["a-0"]
+    file.write_text(json.dumps(greeted) + "\n")
+    with pytest.raises(RequestError, match="no session in which a model answers a user"):
+        read_traces(file)
+
+
+def test_servers_are_timed_on_as_many_sessions_as_there_are() -> None:
+    assert len(choose_timed([session("a")], 3)) == 1
+    parts = [{**session(task), "part": part} for task, part in (("a", "development"), ("b", "held-out"))]
+    assert [item["id"] for item in choose_timed(parts, 3)] == ["b-0"]
+    recorded = [session(task, run) for task in "abcdef" for run in range(3)]
+    # The same ones as in this process.
+    assert choose_timed(recorded, 2) == [item for part, item in choose(recorded, 4, 2) if part == "held-out"]
 
 
 def test_one_task_is_not_enough() -> None:

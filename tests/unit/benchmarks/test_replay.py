@@ -37,6 +37,7 @@ PLAN = Comparison(
         ({"candidates": PAIR, "seconds": 60.0}, 1 + 2 + 2),
         ({"candidates": PAIR, "seconds": 60.0, "trial_turns": 0}, 1 + 2),
         ({"candidates": PAIR, "repeats": 3}, 1 + 6),
+        ({"times_all": True, "seconds": 60.0}, 1 + 6),
     ],
 )
 def test_loads_are_those_of_learning_trials_and_timing(options: dict[str, Any], expected: int) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from xml.etree import ElementTree
 
+import pytest
 from plot_scaling import draw, points_of
-from scaling import Point, known_rows, line_of, points, settings
+from scaling import Point, Sweeps, known_rows, line_of, points, settings
 
+from ostinatod.bench.comparison import Steps
 from ostinatod.bench.settings import Setting, as_json
+from tests.unit.benchmarks.rows import EXPERTS
 
 BASE = {"context": 1024, "share": 0.5, "threads": 15}
 
@@ -41,10 +45,58 @@ def test_what_the_sweeps_have_in_common_is_measured_once() -> None:
 
 
 def test_both_sides_of_a_point_have_its_threads_and_stock_its_layers() -> None:
-    stock, hot = settings(Point("threads", 0.5, 4, (1024,)), 3, on_gpu=True)
+    stock, hot = settings(Point("threads", 0.5, 4, (1024,)), 3, 152, on_gpu=True)
     assert (stock.threads, stock.cpu_layers, stock.load_mode, stock.min_batch) == (4, 3, "none", 32)
-    assert (hot.kind, hot.threads) == ("ostinato", 4)
-    assert settings(Point("pool", 0.5, 0, (8,)), 0, on_gpu=False)[0].min_batch is None
+    assert (hot.kind, hot.threads, hot.staging_experts, stock.staging_experts) == ("ostinato", 4, 152, 0)
+    assert settings(Point("pool", 0.5, 0, (8,)), 0, 0, on_gpu=False)[0].min_batch is None
+
+
+class ScriptedSteps:
+    """Steps of which every process takes 10 s of a clock of their own."""
+
+    def __init__(self, seconds: float) -> None:
+        self.plan = SimpleNamespace(experts=EXPERTS, on_gpu=True)
+        self.sessions: list[Any] = []
+        self.n_ctx, self.left_s, self.clock = 0, seconds, 0.0
+
+    def tokenize(self) -> None: ...
+
+    def count(self) -> tuple[list[Any], int]:
+        return [], 0
+
+    def learned(self, counted: Any, pool_bytes: int) -> Any:
+        return SimpleNamespace(pool_bytes=pool_bytes)
+
+    def keep_hot(self, learned: Any) -> None: ...
+
+    def limited(self, setting: Setting, pool_bytes: int) -> Setting:
+        return setting
+
+    def model_job(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+    def run(self, job: Any, setting: Setting, on_event: Any) -> None:
+        self.left_s -= 10.0
+        self.clock += 10.0
+        for depth in job["depths"]:
+            on_event({"event": "depth", "context": depth, "decode_ms": 1.0, "prefill_ms": {}})
+
+
+def test_a_point_that_has_no_time_for_both_sides_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = ScriptedSteps(seconds=40.0)
+    monkeypatch.setattr("scaling.time.monotonic", lambda: steps.clock)
+    own = {"lengths": (8,), "decode_tokens": 4, "repeats": 1, "whole_layers": 43}
+    sweeps = Sweeps(cast(Steps, steps), asked(shares=[0.25, 1.0], **own), [])
+    rows = list(sweeps.measure())
+    assert [(row["sweep"], row["setting"]["kind"]) for row in rows] == [
+        ("context", "stock"),
+        ("context", "stock"),
+        ("context", "ostinato"),
+        ("context", "ostinato"),
+    ]
+    assert sweeps.left_out == [
+        f"pool {share} {kind} 15 threads" for share in ("0.25", "1.00") for kind in ("stock", "ostinato")
+    ]
 
 
 def test_a_plot_has_two_panels_for_each_sweep_and_the_common_row_is_in_all() -> None:

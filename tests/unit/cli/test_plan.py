@@ -89,13 +89,52 @@ def test_nothing_to_propose_is_said(invoke: Invoke, daemon: FakeDaemon) -> None:
     assert "no set" in out
 
 
+def test_what_is_in_use_is_explained_though_nothing_is_proposed(invoke: Invoke, daemon: FakeDaemon) -> None:
+    reasons = ["Keeping them hot helps.", "It is the set that would be planned now."]
+    daemon.errors[PATH] = (200, {**TOLD, "proposal": None, "in_use": 1, "reasons": reasons})
+    out = invoke("plan", "tiny", "--explain").stdout
+    assert [f"    - {reason}" in out for reason in reasons] == [True, True]
+    assert "ostinato plan tiny --explain" in invoke("plan", "tiny").stdout
+
+
+def test_what_the_set_in_use_has_done_is_told(invoke: Invoke) -> None:
+    assert "44.1% of the routes in 4 sessions since, 30.2 ms per token" in invoke("plan", "tiny").stdout
+
+
+def test_a_set_that_the_engine_does_not_run_with_is_not_called_in_use(invoke: Invoke, daemon: FakeDaemon) -> None:
+    daemon.errors[PATH] = (200, {**TOLD, "in_use": None})
+    assert "no set; the last was generation 1" in invoke("plan", "tiny").stdout
+
+
+def test_a_proposal_that_is_no_better_is_not_recommended(invoke: Invoke, daemon: FakeDaemon) -> None:
+    daemon.errors[PATH] = (200, {**TOLD, "proposal": {**PROPOSAL, "coverage_held_out": 0.44}})
+    out = invoke("plan", "tiny").stdout
+    assert "No better than the set in use" in out
+    assert "--apply" not in out
+
+
+def test_from_one_session_no_more_than_the_best_is_promised(invoke: Invoke, daemon: FakeDaemon) -> None:
+    daemon.errors[PATH] = (200, {**TOLD, "proposal": {**PROPOSAL, "coverage_held_out": None}})
+    out = invoke("plan", "tiny").stdout
+    assert "35.8 per token now, 21.0 at best" in out
+    assert "14.2 ms now, 12.5 ms at best" in out
+
+
 def test_history_lists_every_generation(invoke: Invoke) -> None:
-    header, line = invoke("plan", "tiny", "--history").stdout.splitlines()
+    header, line, _, legend = invoke("plan", "tiny", "--history").stdout.splitlines()
     assert header.split()[:3] == ["GENERATION", "MADE", "FROM"]
     assert line.split()[0] == "1"
     assert "44.1%" in line
-    assert "30.2" in line
-    assert "31.5" in line
+    assert "30.2 (31.5)" in line
+    assert "expected" in legend
+
+
+def test_why_a_generation_was_made_stands_below_it(invoke: Invoke, daemon: FakeDaemon) -> None:
+    newer = {**GENERATION, "generation": 2, "coverage_held_out": 0.672, "note": "generation 1 covered 41.0%\n"}
+    daemon.errors[PATH] = (200, {**TOLD, "history": [newer, GENERATION]})
+    _, second, note, first, *_ = invoke("plan", "tiny", "--history").stdout.splitlines()
+    assert (second.split()[0], note, first.split()[0]) == ("2", "  generation 1 covered 41.0%", "1")
+    assert "44.1% (67.2%)" in second
 
 
 @pytest.mark.parametrize(("option", "verb"), [("--apply", "changed"), ("--undo", "went back")])
@@ -119,8 +158,14 @@ def test_no_plan_to_apply_ends_with_the_daemons_words(invoke: Invoke, daemon: Fa
     assert "Wait" in result.stderr
 
 
-def test_one_thing_at_a_time(invoke: Invoke) -> None:
-    assert invoke("plan", "tiny", "--apply", "--history").exit_code == 2
+@pytest.mark.parametrize(
+    "options", [("--apply", "--history"), ("--apply", "--undo"), ("--undo", "--apply"), ("--history", "--explain")]
+)
+def test_one_thing_at_a_time(invoke: Invoke, daemon: FakeDaemon, options: tuple[str, ...]) -> None:
+    result = invoke("plan", "tiny", *options)
+    assert result.exit_code == 2
+    assert "Expected one of --apply, --undo, --history and --explain." in result.stderr
+    assert daemon.asked("/ostinato/plan") == []
 
 
 @pytest.mark.usefixtures("home")
@@ -154,3 +199,17 @@ def test_the_profile_shows_what_engines_measured() -> None:
     assert "90% of the experts copied ahead were then chosen" in shown
     (told,) = json.loads(CliRunner().invoke(cli, ["profile", "--json"]).stdout)["calibrations"]
     assert (told["overlap"]["hidden_share"], told["foreseen_share"]) == (0.375, 0.9)
+
+
+@pytest.mark.usefixtures("home")
+def test_the_profile_is_shown_though_what_was_learned_is_damaged() -> None:
+    file = locations.learning_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"no database at all, but long enough to be looked at" * 20)
+    shown = CliRunner().invoke(cli, ["profile"])
+    assert shown.exit_code == 0
+    assert "Memory" in shown.stdout
+    assert "cannot be read or written" in shown.stderr
+    told = json.loads(CliRunner().invoke(cli, ["profile", "--json"]).stdout)
+    assert told["calibrations"] == []
+    assert "cannot be read or written" in told["calibrations_reason"]

@@ -57,7 +57,7 @@ def test_a_log_that_is_off_or_loses_requests_says_why() -> None:
     assert "off: the disk is full" in said
     assert "Make room" in said
     lossy = {"state": "on", "written": 9, "dropped": 2, "cap_bytes": 0, "reason": None}
-    assert "2 requests not logged: too many at once" in lines({"routing_log": lossy})["routing log"]
+    assert "2 requests not logged: see ostinato logs" in lines({"routing_log": lossy})["routing log"]
 
 
 @pytest.mark.parametrize(

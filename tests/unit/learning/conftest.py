@@ -75,6 +75,8 @@ class Learning:
     log: list[SessionRoutes]
     tpots: dict[int, list[float]]
     clock: Clock
+    records: list[ModelRecord]
+    """Models of the store."""
 
 
 @dataclass
@@ -111,9 +113,12 @@ def learn(tmp_path: Path, scripted_engine: ScriptedEngine) -> RunLearning:
         sockets.mkdir(mode=0o700, exist_ok=True)
         places = Places(sockets=sockets, logs=tmp_path / "logs", environment=engine.environment())
         loaded = LoadedModels(lambda: engine, settings, places, residency_file=residencies.file)
-        service = LearningService(settings, loaded, residencies, lambda _, number: tpots.get(number, []))
+        records: list[ModelRecord] = []
+        service = LearningService(
+            *(settings, loaded, residencies, lambda _, number: tpots.get(number, [])), list_records=lambda: records
+        )
         try:
-            yield Learning(settings, loaded, residencies, service, log, tpots, clock)
+            yield Learning(settings, loaded, residencies, service, log, tpots, clock, records)
         finally:
             await loaded.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +23,9 @@ ABOVE, BELOW = [0, 1], [2, 3]
 
 
 def shortfall(sessions: Sequence[SessionRoutes]) -> Shortfall:
-    return measure_effect(sessions, 0, SET, None, DEFAULT, [], Forgetting()).shortfall
+    return measure_effect(
+        sessions, generation(2, "learned", "active", 9), SET, None, DEFAULT, [], Forgetting()
+    ).shortfall
 
 
 def sessions_of(below: Sequence[bool], times: int = 20) -> list[SessionRoutes]:
@@ -57,12 +60,38 @@ def test_sessions_of_a_few_tokens_are_not_compared() -> None:
     assert is_safe([short], SET, DEFAULT, Forgetting())
 
 
+def test_greetings_do_not_take_back_a_set() -> None:
+    # In tokens enough for nothing, and unlike the user's sessions.
+    greetings = [dataclasses.replace(logged(BELOW, at=at), output_tokens=20) for at in range(4)]
+    active = generation(2, "learned", "active", 9)
+    found = measure_effect(greetings, active, SET, ~SET, DEFAULT, [], Forgetting())
+    assert (found.sessions, found.coverage, found.is_worse) == (0, None, False)
+    told = [dataclasses.replace(item, output_tokens=64) for item in greetings]
+    assert measure_effect(told, active, SET, ~SET, DEFAULT, [], Forgetting()).is_worse
+
+
 def test_less_than_five_points_are_not_counted() -> None:
     counts = np.array([[100, 51, 53, 0]] * 2)  # of 204 the set covers 151, the default 153
     near = SessionRoutes("near", 1, 1, 1, (0, 1), np.zeros_like(counts), counts, 0, 1000)
     assert shortfall([near]) == Shortfall(0, 1, None, None)
     # Nor does a session that is unlike the others, but no one's attack, keep them from a better set.
     assert is_safe([near, *sessions_of([False] * 3)], SET, DEFAULT, Forgetting())
+
+
+@pytest.mark.parametrize(("source", "sessions"), [("day0", 2), ("imatrix", 2), ("learned", 1), ("undo", 1)])
+def test_the_session_that_a_first_set_was_made_in_shows_what_that_does(source: Source, sessions: int) -> None:
+    began_before = dataclasses.replace(logged(ABOVE, at=5), started_at=-1.0)
+    ended_before = dataclasses.replace(logged(ABOVE, at=-1), started_at=-2.0)
+    found = measure_effect(
+        [ended_before, began_before, logged(ABOVE, at=6)],
+        generation(1, source, "active", 0),
+        SET,
+        None,
+        DEFAULT,
+        [],
+        Forgetting(),
+    )
+    assert found.sessions == sessions
 
 
 def generation(number: int, source: Source, state: State, sessions: int) -> Generation:

@@ -45,7 +45,7 @@ def test_a_proposal_is_compared_with_what_runs() -> None:
     assert any(
         "On the newest 1 session, sets learned from the sessions before cover 95.2%" in r for r in proposal.reasons
     )
-    assert "The set in use covers 50.0% of the same routes." in proposal.reasons
+    assert any("The set in use covers 50.0% of the same routes" in reason for reason in proposal.reasons)
 
 
 def test_what_a_cold_route_costs_tells_what_a_token_will_take() -> None:
@@ -64,12 +64,30 @@ def test_with_one_session_nothing_is_claimed_about_others() -> None:
     proposal = make_plan(dataclasses.replace(GIVEN, sessions=GIVEN.sessions[:1])).proposal
     assert proposal is not None
     assert (proposal.coverage_held_out, proposal.coverage_hindsight, proposal.gain) == (None, None, None)
-    assert any("the next one shows" in reason for reason in proposal.reasons)
+    assert any("the next shows" in reason for reason in proposal.reasons)
+
+
+def test_a_set_that_nothing_better_is_known_than_is_explained_too() -> None:
+    plan = make_plan(dataclasses.replace(GIVEN, running=np.array([[False, False, True, True]] * 2)))
+    assert plan.proposal is None
+    assert plan.reasons[0] == plan.skew.sentence
+    assert any("The set in use covers 95.2% of the same routes" in reason for reason in plan.reasons)
+    assert plan.reasons[-1].startswith("It is the set that would be planned now")
 
 
 def test_no_sessions_no_proposal() -> None:
     plan = make_plan(dataclasses.replace(GIVEN, sessions=()))
     assert (plan.sessions, plan.proposal) == (0, None)
+
+
+def test_sessions_whose_tokens_nobody_told_are_nothing_to_learn_from() -> None:
+    # They weigh nothing, so all experts would rank alike and the first layers would be filled.
+    untold = tuple(dataclasses.replace(item, output_tokens=0) for item in GIVEN.sessions[:2])
+    assert make_plan(dataclasses.replace(GIVEN, sessions=untold[:1])).proposal is None
+    plan = make_plan(dataclasses.replace(GIVEN, sessions=(*untold, *GIVEN.sessions[2:3])))
+    assert plan.proposal is not None
+    assert favours(plan.proposal.hot) == [[2, 3], [2, 3]]
+    assert plan.proposal.coverage_held_out is None
 
 
 def test_an_imatrix_is_among_the_reasons() -> None:
@@ -78,3 +96,5 @@ def test_an_imatrix_is_among_the_reasons() -> None:
     assert proposal is not None
     assert any("imatrix" in reason for reason in proposal.reasons)
     assert favours(day_zero(PLACES, (4,), prior, 2)) == [[2, 3], [2, 3]]
+    first = make_plan(dataclasses.replace(GIVEN, prior=prior, sessions=()))
+    assert first.reasons[-1] == "Until there is a session, counts of an imatrix decide."

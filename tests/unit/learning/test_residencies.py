@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,11 @@ import pytest
 from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.capacity import Capacity, capacity_from_engine, capacity_from_setting
 from ostinatod.learning.effect import measure_effect
-from ostinatod.learning.generations import Generations
+from ostinatod.learning.generations import Generation, Generations
 from ostinatod.learning.residencies import Residencies
 from ostinatod.profiles.experts import ModelExperts
 from ostinatod.profiles.rates import Forgetting
-from ostinatod.profiles.residency import read_residency
+from ostinatod.profiles.residency import read_residency, write_residency
 from ostinatod.profiles.route_log import SessionRoutes
 from ostinatod.store.records import ModelRecord
 from tests.unit.learning.conftest import HALF, favours, logged
@@ -85,6 +87,24 @@ def test_a_file_that_was_deleted_is_written_again(generations: Generations, mode
     first = hot_of(sets, model)
     generations.active_file(model.digest).unlink()
     assert hot_of(sets, model) == first
+
+
+@pytest.mark.parametrize("damage", ["cut", "of another generation"])
+def test_a_file_that_is_not_the_active_set_is_written_again(
+    generations: Generations, model: ModelRecord, damage: str
+) -> None:
+    sets = residencies(generations)
+    first = hot_of(sets, model)
+    file = generations.active_file(model.digest)
+    whole = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(whole[:-20])
+    else:
+        # As a daemon leaves it that is killed between the file and its row.
+        next_one = dataclasses.replace(read_residency(file), generation=2, hot=((2, 3), (2, 3)))
+        write_residency(file, next_one)
+    assert hot_of(sets, model) == first
+    assert file.read_bytes() == whole
 
 
 def test_without_the_setting_no_set_is_made_or_used(generations: Generations, model: ModelRecord) -> None:
@@ -160,6 +180,34 @@ def test_what_an_engine_tells_of_its_memory(status: dict[str, Any] | None, expec
     assert (found and (found.pool_bytes, found.gpu)) == expected
 
 
+def test_a_database_that_is_deleted_meanwhile_is_begun_anew(generations: Generations, model: ModelRecord) -> None:
+    sets = residencies(generations)
+    first = hot_of(sets, model)
+    (file,) = generations.active_file(model.digest).parent.parent.rglob("learning.db")
+    for name in ("learning.db", "learning.db-wal", "learning.db-shm"):
+        file.with_name(name).unlink(missing_ok=True)
+    assert generations.history(model.digest) == []
+    assert hot_of(sets, model) == first
+    assert [item.generation for item in generations.history(model.digest)] == [1]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_several_may_open_a_new_database_at_once_and_write_to_it(tmp_path: Path) -> None:
+    capacity = Capacity((800,), (0, 0), "capacity test")
+    for turn in range(5):
+        begin = threading.Barrier(6)
+
+        def work(name: str, begin: threading.Barrier = begin, turn: int = turn) -> Capacity | None:
+            own = Generations(tmp_path / f"{turn}.db", tmp_path / "residency")
+            begin.wait()
+            for _ in range(5):
+                own.keep_capacity(name, capacity)
+            return own.capacity(name)
+
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(work, "abcdef")) == [capacity] * 6
+
+
 def test_the_last_capacity_test_is_remembered(generations: Generations, model: ModelRecord) -> None:
     sets = residencies(generations, fraction=0.0)
     facts = sets.facts(model)
@@ -169,18 +217,60 @@ def test_the_last_capacity_test_is_remembered(generations: Generations, model: M
     assert hot_of(sets, model) == [[0], [0]]
 
 
+@pytest.mark.parametrize(
+    ("unlearned", "expected"),
+    [([200], (200,)), ([300], None), ([400], None), ([200, 100], None), (["200"], None), (None, None)],
+)
+def test_an_engine_that_lends_memory_tells_what_a_first_set_should_take(unlearned: Any, expected: Any) -> None:
+    found = capacity_from_engine({"pool_bytes": [300], "unlearned_bytes": unlearned}, EXPERTS)
+    assert found is not None
+    assert (found.unlearned_bytes, found.first_bytes) == (expected, expected or (300,))
+
+
+def test_while_nothing_is_learned_the_engine_lends_more_memory(generations: Generations, model: ModelRecord) -> None:
+    log: list[SessionRoutes] = []
+    sets = residencies(generations, log, fraction=0.0)
+    facts = sets.facts(model)
+    assert facts is not None
+    (size,) = set(facts.experts.expert_bytes)
+    sets.learn_capacity(facts, {"pool_bytes": [4 * size], "unlearned_bytes": [2 * size]})
+    capacity = sets.capacity(facts)
+    assert capacity == Capacity((4 * size,), (0, 0), "capacity test", (2 * size,))
+    assert hot_of(sets, model) == [[0], [0]]
+    # A learned set takes all that sets may take, and is judged against one that does.
+    log.append(logged([1, 2], at=1))
+    planned = sets.plan(facts, capacity).proposal
+    assert planned is not None
+    assert favours(planned.hot) == [[1, 2], [1, 2]]
+    assert favours(sets.default(facts, capacity, planned.hot)) == [[0, 2], [0, 2]]
+    first = sets.running(model.digest)
+    assert first is not None
+    assert favours(sets.default(facts, capacity, first)) == [[0], [0]]
+
+
+def test_an_imatrix_fills_all_of_the_memory(generations: Generations, model: ModelRecord) -> None:
+    write_imatrix(model.parts[0].parent / "m-imatrix.gguf", {UP.format(layer): [1, 1, 9, 9] for layer in (0, 1)})
+    sets = residencies(generations, fraction=0.0)
+    facts = sets.facts(model)
+    assert facts is not None
+    (size,) = set(facts.experts.expert_bytes)
+    sets.learn_capacity(facts, {"pool_bytes": [4 * size], "unlearned_bytes": [2 * size]})
+    assert hot_of(sets, model) == [[2, 3], [2, 3]]
+
+
 def test_an_effect_counts_only_sessions_that_began_after_the_change() -> None:
     hot = np.array([[True, True, False, False]] * 2)
     sessions = [logged([2, 3], at=1), *(logged([0, 1], at=at) for at in (5, 6, 7, 8))]
     even = np.array([[True, False, True, False]] * 2)
-    effect = measure_effect(sessions, 5, hot, ~hot, even, [30.0, 10.0, 20.0], Forgetting())
+    active = Generation(2, 5, "learned", "active", 9, 4, 0, None, None, None, 0, "")
+    effect = measure_effect(sessions, active, hot, ~hot, even, [30.0, 10.0, 20.0], Forgetting())
     assert effect.sessions == 4
     assert effect.coverage == pytest.approx(40 / 42)
     assert effect.tpot_ms == 20.0
     assert not effect.is_worse
     assert (effect.shortfall.below, effect.shortfall.among) == (0, 4)
-    assert measure_effect(sessions, 5, ~hot, hot, even, [], Forgetting()).is_worse
-    early = measure_effect(sessions[:3], 5, ~hot, hot, even, [], Forgetting())
+    assert measure_effect(sessions, active, ~hot, hot, even, [], Forgetting()).is_worse
+    early = measure_effect(sessions[:3], active, ~hot, hot, even, [], Forgetting())
     assert not early.is_worse
     # Two sessions began since; 2/42 of the routes of each are less than the even set's half.
     assert (early.shortfall.below, early.shortfall.among) == (2, 2)

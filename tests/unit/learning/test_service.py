@@ -6,6 +6,9 @@ import asyncio
 import dataclasses
 import os
 import signal
+import sqlite3
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,8 @@ from ostinatod.config import FOREVER_S
 from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.application import Applied
 from ostinatod.learning.generations import Generation
+from ostinatod.learning.model_files import ModelFiles
+from ostinatod.learning.service import LearningService
 from ostinatod.store.records import ModelRecord
 from tests.conftest import ScriptedEngine, eventually
 from tests.fakes.gguf import Tensor, model_metadata, write
@@ -30,6 +35,13 @@ def states(learning: Learning, model: ModelRecord) -> list[tuple[int, str, str]]
 
 def running(learning: Learning, model: ModelRecord) -> list[list[int]] | None:
     return favours(learning.residencies.running(model.digest))
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    ends_at = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends_at
+        await asyncio.sleep(0.02)
 
 
 async def engine_generation(learning: Learning, model: ModelRecord) -> int:
@@ -346,6 +358,157 @@ def test_an_idle_model_is_looked_at_without_being_asked(learn: RunLearning, mode
     learn(body, learn_idle_s=0.1)
 
 
+def test_a_model_that_leaves_memory_before_it_is_looked_at_is_learned_from(
+    learn: RunLearning, model: ModelRecord
+) -> None:
+    async def body(learning: Learning) -> None:
+        learns = asyncio.create_task(learning.service.run())
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        # Seen twice, but not idle for long enough.
+        await asyncio.sleep(1.1)
+        assert await learning.loaded.unload(model)
+        assert states(learning, model) == [(1, "day0", "active")]
+        await until(lambda: running(learning, model) == LAST)
+        await load(learning, model)
+        assert await engine_generation(learning, model) == 2
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(body, learn_idle_s=1.5)
+
+
+def test_the_room_that_an_engine_tells_is_kept_though_it_is_gone_before_the_first_look(
+    learn: RunLearning, model: ModelRecord
+) -> None:
+    async def body(learning: Learning) -> None:
+        learns = asyncio.create_task(learning.service.run())
+        await load(learning, model)
+        facts = learning.residencies.facts(model)
+        assert facts is not None
+        await until(lambda: learning.residencies.capacity(facts) is not None)
+        assert await engine_generation(learning, model) == 0
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(body, script={"told": {"slots": 3}}, hot_experts_fraction=0.0, learn_idle_s=1.0)
+
+
+def test_what_was_logged_when_the_daemon_ended_is_learned_from_when_it_starts_again(
+    learn: RunLearning, model: ModelRecord
+) -> None:
+    async def first(learning: Learning) -> None:
+        await load(learning, model)
+
+    async def second(learning: Learning) -> None:
+        learning.log.append(logged([2, 3], at=1))
+        unused = dataclasses.replace(model, digest="ab" * 32)
+        learning.records += [unused, model]
+        learns = asyncio.create_task(learning.service.run())
+        await until(lambda: running(learning, model) == LAST)
+        assert states(learning, unused) == []
+        assert learning.loaded.snapshot() == ()
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(first)
+    learn(second)
+
+
+def test_a_store_that_cannot_be_read_does_not_end_learning(learn: RunLearning, model: ModelRecord) -> None:
+    def fails() -> list[ModelRecord]:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    async def body(learning: Learning) -> None:
+        service = LearningService(
+            *(learning.settings, learning.loaded, learning.residencies, lambda _, number: ()), list_records=fails
+        )
+        learns = asyncio.create_task(service.run())
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        await until(lambda: running(learning, model) == LAST)
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(body, learn_idle_s=0.2)
+
+
+def test_a_fault_with_one_model_does_not_end_learning(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await learning.loaded.load(model, lambda _: None)
+        learning.records.append(dataclasses.replace(model, parts=()))
+        learning.log.append(logged([2, 3], at=1))
+        learns = asyncio.create_task(learning.service.run())
+        await until(lambda: running(learning, model) == LAST)
+        learns.cancel()
+        await asyncio.gather(learns, return_exceptions=True)
+
+    learn(body, learn_idle_s=0.2)
+
+
+def test_a_set_that_is_applied_while_the_model_loads_runs_when_it_is_loaded(
+    learn: RunLearning, model: ModelRecord
+) -> None:
+    async def body(learning: Learning) -> None:
+        learning.log.append(logged([0, 1], at=0))
+        await learning.service.apply(model)
+        loads = asyncio.create_task(load(learning, model))
+        await until(learning.loaded.snapshot)
+        learning.log += [logged([2, 3], at=at) for at in (1, 2)]
+        applied = await learning.service.apply(model)
+        await loads
+        assert await engine_generation(learning, model) == applied.generation == 2
+
+    learn(body, script={"load_s": 1.0})
+
+
+def test_what_a_generation_has_done_so_far_is_told_when_it_is_asked_for(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=time.time() + 1))
+        learning.tpots[1] = [30.0, 40.0]
+        (day0,) = (await learning.service.learned(model)).history
+        # The even set has one of the two favourites: 21 of 42 routes.
+        assert (day0.coverage_measured, day0.tpot_ms_measured, day0.sessions_measured) == (0.5, 35.0, 1)
+        learning.log.append(logged([2, 3], at=time.time() + 2))
+        await learning.service.apply(model)
+        assert learning.service.generations.history(model.digest)[-1].sessions_measured == 2
+
+    learn(body, learn_idle_s=FOREVER_S)
+
+
+def test_the_set_in_use_is_the_one_that_the_engine_runs_with(learn: RunLearning, model: ModelRecord) -> None:
+    async def with_room(learning: Learning) -> None:
+        await load(learning, model)
+        assert (await learning.service.learned(model)).in_use == 1
+        await learning.loaded.unload(model)
+        assert (await learning.service.learned(model)).in_use == 1
+
+    async def without_room(learning: Learning) -> None:
+        assert (await learning.service.learned(model)).in_use is None
+        await load(learning, model)
+        learned = await learning.service.learned(model)
+        assert (learned.in_use, learned.history[0].state) == (None, "active")
+        with pytest.raises(PlanUnavailable, match=r"no set in use\. No memory is set aside"):
+            await learning.service.undo(model)
+        assert states(learning, model) == [(1, "day0", "active")]
+
+    learn(with_room)
+    learn(without_room, hot_experts_fraction=0.0)
+
+
+def test_an_engine_without_a_pool_says_why_there_is_none(learn: RunLearning, model: ModelRecord) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log.append(logged([2, 3], at=1))
+        learned = await learning.service.learned(model)
+        assert learned.plan.skew.sentence.startswith("m runs without a pool for hot experts: ")
+        with pytest.raises(PlanUnavailable, match="runs without a pool"):
+            await learning.service.apply(model)
+
+    learn(body, backend="cuda", gpu_experts="stock")
+
+
 def test_a_busy_model_is_left_alone(learn: RunLearning, model: ModelRecord) -> None:
     async def body(learning: Learning) -> None:
         learns = asyncio.create_task(learning.service.run())
@@ -380,6 +543,28 @@ def test_the_engine_s_capacity_test_makes_room_from_the_next_look_on(learn: RunL
         assert await engine_generation(learning, model) == active.generation
 
     learn(body, script={"told": {"slots": 3}}, hot_experts_fraction=0.0)
+
+
+def test_a_first_set_that_leaves_memory_to_be_lent_stays_until_something_is_learned(
+    learn: RunLearning, model: ModelRecord
+) -> None:
+    async def body(learning: Learning) -> None:
+        await load(learning, model)
+        learning.log += [logged([], at=at) for at in range(5)]
+        await learning.service.consider(model)
+        # Not below a set that takes all of the memory: routing is flat.
+        learning.log += [logged([], at=learning.clock.now + at) for at in range(1, 4)]
+        await learning.service.consider(model)
+        assert all(source == "day0" for _, source, _ in states(learning, model))
+        learning.log += [logged([2, 3], at=learning.clock.now + at) for at in range(4, 20)]
+        await learning.service.consider(model)
+        assert running(learning, model) == [[2, 3], [2, 3]]
+
+    facts = ModelFiles().facts(model)
+    assert facts is not None
+    (size,) = set(facts.experts.expert_bytes)
+    told = {"pool_bytes": [4 * size], "unlearned_bytes": [2 * size]}
+    learn(body, script={"told": told}, hot_experts_fraction=0.0)
 
 
 def test_an_engine_that_is_started_again_after_a_crash_has_what_was_learned_since_its_first_start(

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ostinatod.errors import PlanUnavailable
 from ostinatod.learning.calibrations import ENOUGH_STEPS, Calibration, Calibrations, read_calibration
+from ostinatod.learning.capacity import Capacity
 from ostinatod.learning.database import LearningDatabase
 from ostinatod.learning.generations import Generations
 from ostinatod.learning.model_files import ModelFacts, ModelFiles
@@ -293,8 +295,24 @@ def test_what_an_earlier_version_learned_is_kept(dump: Path, tmp_path: Path, mod
     newest, first = generations.history("ab" * 32)
     assert (newest.source, newest.state, newest.coverage_held_out) == ("learned", "active", 0.75)
     assert (first.source, first.state, first.tpot_ms_measured) == ("day0", "superseded", 12.5)
+    assert generations.capacity("ab" * 32) == Capacity((800,), (0, 0), "capacity test")
     assert generations.residency("ab" * 32, 2).mask().tolist() == [[False, False, True, True]] * 2
     assert Calibrations(LearningDatabase(file), lambda: "here").keep("ab" * 32, "build", None).since == 0
+
+
+def test_what_a_newer_version_learned_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "learning.db"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.executescript(DUMPS[-1].read_text(encoding="utf-8"))
+        connection.execute(
+            "insert into _sqlite_migrations (migration_set, name, applied_at) values ('learning', 'm999_new', '')"
+        )
+    before = file.read_bytes()
+    for _ in range(2):
+        with pytest.raises(PlanUnavailable, match="written by a newer version of ostinato: it has m999_new"):
+            Generations(file, tmp_path / "residency").history("ab" * 32)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["learning.db"]
 
 
 def test_there_is_a_dump_of_every_released_schema(tmp_path: Path) -> None:

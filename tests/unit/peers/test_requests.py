@@ -53,14 +53,15 @@ class LLM:
         self.tokenizer = scheduler.load_tokenizer(model)
         assert scheduler.load_eos_token_ids(model, self.tokenizer) == set()
         sampler = SimpleNamespace(sample=lambda logits, arguments: Tensor([7]))
-        self.engine = SimpleNamespace(moe_offload_cache=SimpleNamespace(cache_size=512), sampler=sampler)
+        cache = SimpleNamespace(cache_size=512, prefill_hit_rows=9, prefill_total_rows=99)
+        self.engine = SimpleNamespace(moe_offload_cache=cache, sampler=sampler)
         self.status_map = {}
     def offline_send_result(self, reply):
         self.status_map[0].output_ids += [m.next_token for m in reply if hasattr(m, "next_token")]
     def generate(self, prompts, sampling):
         assert sampling.ignore_eos
         self.status_map = {0: SimpleNamespace(output_ids=[])}
-        self.offline_send_result([SimpleNamespace(admitted=True)])
+        self.offline_send_result([SimpleNamespace(prompt_tokens=len(prompts[0]), cached_tokens=len(prompts[0]) // 2)])
         time.sleep(0.05)
         for token in range(sampling.max_tokens):
             time.sleep(0.002)
@@ -117,7 +118,17 @@ def test_freetoken_times_the_first_token_and_each_one_after_it(tmp_path: Path) -
 
     assert_timed(outcome.figures, outcome.error)
     assert outcome.figures is not None
-    assert outcome.figures["facts"] == {"freetoken": "1.0", "torch": "0", "slots": 512, "torch_reserved_bytes": 5}
+    facts = outcome.figures["facts"]
+    prompts = facts.pop("prompts")
+    assert prompts[:2] == [[40, 20], [41, 20]]
+    assert len(prompts) == 2 + len(WORK.lengths) * (WORK.repeats + 1)
+    assert facts == {
+        "freetoken": "1.0",
+        "torch": "0",
+        "slots": 512,
+        "prefill_hits": [9, 99],
+        "torch_reserved_bytes": 5,
+    }
 
 
 def test_ktransformers_times_the_first_token_and_each_one_after_it(tmp_path: Path) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinatod.profiles.borrowing import (
+    LENT_SHARE,
+    LENT_SHARE_UNLEARNED,
     BorrowingOutcome,
     BorrowingRule,
     choose_borrowing,
+    default_rule,
     simulate_borrowing,
     uploads_per_step,
 )
 from ostinatod.profiles.errors import CapacityError
+
+ENGINE_RULE = Path(__file__).parents[3] / "kernels_patch" / "overlay" / "ostinato" / "borrowing.cpp"
 
 rules = st.builds(
     BorrowingRule,
@@ -25,6 +33,7 @@ rules = st.builds(
     admission=st.floats(0, 3),
     uploads_per_step=st.floats(0.2, 4),
     counts_served=st.booleans(),
+    returned=st.none() | st.integers(0, 5),
 )
 requests = st.lists(st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), max_size=20), max_size=4)
 
@@ -46,6 +55,17 @@ def test_a_prefill_returns_every_borrowed_slot() -> None:
     # The first step of the second request is served by the CPU again.
     assert two.served == 2 * one.served
     assert two.uploads == 2
+
+
+def test_what_lies_behind_a_prefill_s_uploads_stays_borrowed() -> None:
+    # Free slots are taken from the last: 1 has slot 1, 2 has slot 0, which the second request's prefill overwrites.
+    first, second = [[1], [1], [2], [2]], [[1, 2], [1, 2]]
+    rule = BorrowingRule(slots=2, decay=1.0, hysteresis=2.0, returned=1)
+    assert simulate_borrowing([first], rule).served == 2
+    assert simulate_borrowing([first, second], rule) == BorrowingOutcome(6, 8, 2 + 1 + 2, 3, 2)
+    # An upload on its way is dropped wherever it goes.
+    slow = dataclasses.replace(rule, uploads_per_step=0.5)
+    assert simulate_borrowing([[[1]], [[1]], [[1]]], slow).served == 0
 
 
 def test_a_newcomer_must_score_clearly_higher() -> None:
@@ -133,3 +153,24 @@ def test_rules_that_cannot_be_are_refused(values: tuple[int, float, float]) -> N
         BorrowingRule(*values)
     with pytest.raises(CapacityError, match="at least one rule"):
         choose_borrowing([], [], beta_ms=1, exposed_upload_ms=0)
+
+
+def test_the_engine_lends_by_the_rule_that_was_chosen_here() -> None:
+    source = ENGINE_RULE.read_text(encoding="utf-8")
+    engine = dict(re.findall(r"static constexpr double (\w+) *= ([\d.]+);", source))
+    rule = default_rule(slots=1, uploads=1.0)
+    share = inspect.signature(uploads_per_step).parameters["share"].default
+    assert {name: float(engine[name]) for name in ("DECAY", "HYSTERESIS", "SHARE")} == {
+        "DECAY": rule.decay,
+        "HYSTERESIS": rule.hysteresis,
+        "SHARE": share,
+    }
+
+
+def test_the_engine_lends_the_shares_that_were_chosen_here() -> None:
+    overlay = ENGINE_RULE.parent
+    learned = re.search(r"staging_share = ([\d.]+);", (overlay / "placement.h").read_text(encoding="utf-8"))
+    unlearned = re.search(r"LENT_UNLEARNED = ([\d.]+);", (overlay / "placement-sets.cpp").read_text(encoding="utf-8"))
+    assert learned
+    assert unlearned
+    assert (float(learned[1]), float(unlearned[1])) == (LENT_SHARE, LENT_SHARE_UNLEARNED)

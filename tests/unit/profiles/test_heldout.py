@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,26 @@ def test_the_newest_quarter_is_held_out() -> None:
 def test_merged_sessions_are_never_held_out() -> None:
     merged = session(np.ones((LAYERS, EXPERTS)), merged=True, at=5)
     assert [item.last_at for item in held_out([merged, favouring(range(4), at=1)])] == [1.0]
+
+
+def test_sessions_of_a_few_tokens_are_held_out_only_where_there_are_no_others() -> None:
+    long = [favouring(range(4), at=at) for at in (0, 1, 3)]
+    short = [dataclasses.replace(favouring(range(8, 12), at=at), output_tokens=63) for at in (2, 4)]
+    assert [item.last_at for item in held_out([*long, *short])] == [3.0]
+    result = evaluate([*long, *short], PLACES, FOUR, K, FORGETTING)
+    assert result is not None
+    assert result.learned.overall == result.hindsight.overall == pytest.approx(36 / 44)
+    # One that is long enough has nothing before it that tells anything.
+    assert held_out([long[0], *short]) == ()
+    assert [item.last_at for item in held_out(short)] == [4.0]
+
+
+def test_a_set_that_no_session_had_a_say_in_is_the_even_one() -> None:
+    untold = [dataclasses.replace(favouring(range(4), at=at), output_tokens=0) for at in range(2)]
+    result = evaluate(untold, PLACES, FOUR, K, FORGETTING)
+    assert result is not None
+    # Of 12 experts every third is in the even set, two of them among the first four or one; all layers alike.
+    assert result.learned.overall < result.hindsight.overall
 
 
 def test_stable_routing_is_learned_up_to_the_best_possible() -> None:

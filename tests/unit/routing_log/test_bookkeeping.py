@@ -182,6 +182,31 @@ def test_a_request_whose_counters_could_not_be_read_leaves_them_to_the_next(book
     assert [found.routes for found in reader.latest_requests(log.file)] == [60, None]
 
 
+def test_what_a_broken_off_request_read_and_wrote_is_what_the_engine_counted(
+    books: Bookkeeper, log: RoutingLog
+) -> None:
+    engine = EngineBook()
+    came = arrival()
+    engine.open_requests.add(came.id)
+    # 2 routes for each token in every layer: 300 tokens were read and 20 written.
+    settle(books, engine, came, Outcome("cancelled", 5.0), told(counts(600, 40)))
+    log.flush()
+    (found,) = reader.latest_requests(log.file)
+    assert (found.new_tokens, found.reused_tokens, found.output_tokens) == (300, None, 20)
+    (session,) = reader.sessions(MODEL, log.file)
+    assert session.tokens == 320
+
+
+def test_of_requests_at_once_nobody_can_say_what_a_broken_off_one_read(books: Bookkeeper, log: RoutingLog) -> None:
+    engine = EngineBook()
+    broken_off, other = arrival(1), arrival(2)
+    engine.open_requests |= {broken_off.id, other.id}
+    settle(books, engine, broken_off, Outcome("cancelled", 5.0), told(counts(600, 40)))
+    log.flush()
+    (found,) = reader.latest_requests(log.file)
+    assert (found.routes, found.new_tokens, found.output_tokens) == (0, None, None)
+
+
 def test_what_died_with_an_engine_is_nobodys(books: Bookkeeper, log: RoutingLog) -> None:
     engine = EngineBook()
     first, dies = arrival(1), arrival(2)

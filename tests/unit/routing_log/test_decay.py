@@ -79,6 +79,17 @@ def test_merged_counts_are_halved_by_every_later_merge(db: Database, file: Path)
     assert latest.session == "session-3"
 
 
+def test_the_newest_sessions_are_read_behind_the_merged_ones(db: Database, file: Path) -> None:
+    add_sessions(db, *range(1, 17))
+    add_sessions(db, 30, fingerprint="cd" * 32)
+    with immediate(db):
+        merged = merge_oldest_sessions(db)
+    read = reader.sessions(MODEL, file, newest=3)
+    assert [session.is_merged for session in read] == [True, False, False, False]
+    assert [session.last_at for session in read] == [merged + 1.0, 15.0, 16.0, 17.0]
+    assert len(reader.sessions(MODEL, file, newest=100)) == len(reader.sessions(MODEL, file)) == 17 - merged
+
+
 def test_the_latest_session_is_never_merged(db: Database, file: Path) -> None:
     add_sessions(db, 1)
     assert merge_oldest_sessions(db) == 0

@@ -57,6 +57,18 @@ def test_a_conversation_that_grows_is_one_session_with_its_turns_counted(tracker
     assert [turn.difference for turn in turns] == [None, None, None]
 
 
+def test_a_greeting_that_all_conversations_begin_with_does_not_make_them_one(tracker: SessionTracker) -> None:
+    greeting = {"role": "assistant", "content": "Hi! How can I help you today?"}
+    one = chat(greeting, user("Where is my order?"))
+    grown = chat(greeting, user("Where is my order?"), call(1), output(1))
+    other = chat(greeting, user("I want my money back."))
+    session = take(tracker, one).session
+    assert session == take(tracker, grown).session != take(tracker, other).session
+    # Gone back to the first question, after an answer that both share.
+    edited = chat(greeting, user("Where is my order?"), call(1), user("Never mind."))
+    assert take(tracker, edited).session == session
+
+
 def test_conversations_that_begin_differently_are_different_sessions(tracker: SessionTracker) -> None:
     assert take(tracker, FIRST).session != take(tracker, chat(user("Write a test"))).session
 

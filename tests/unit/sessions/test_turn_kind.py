@@ -11,6 +11,7 @@ USER = {"role": "user", "content": "Fix the bug"}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "read", "arguments": "{}"}}]}
 OUTPUT = {"role": "tool", "content": "line 1"}
 ANSWER = {"role": "assistant", "content": "Done"}
+GREETING = {"role": "assistant", "content": "Hi! How can I help you today?"}
 REMINDER = {"role": "system", "content": "The to-do list is empty."}
 TOOLS = [{"type": "function", "function": {"name": "read"}}]
 
@@ -21,11 +22,14 @@ TOOLS = [{"type": "function", "function": {"name": "read"}}]
         ([SYSTEM, USER], "first"),
         ([USER], "first"),
         ([SYSTEM, USER, USER], "first"),
+        ([SYSTEM, GREETING, USER], "first"),
+        ([SYSTEM, GREETING], "first"),
         ([SYSTEM, USER, REMINDER], "first"),
         ([SYSTEM, USER, CALL, OUTPUT], "after_tool"),
         ([SYSTEM, USER, CALL, OUTPUT, OUTPUT], "after_tool"),
         ([SYSTEM, USER, CALL, OUTPUT, REMINDER], "after_tool"),
         ([SYSTEM, USER, ANSWER, USER], "after_user"),
+        ([SYSTEM, GREETING, USER, ANSWER, USER], "after_user"),
         ([SYSTEM, USER, CALL, OUTPUT, ANSWER, USER, REMINDER], "after_user"),
         ([SYSTEM, USER, CALL, OUTPUT, USER], "after_user"),
         ([SYSTEM, USER, ANSWER], "other"),
