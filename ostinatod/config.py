@@ -28,6 +28,9 @@ DEFAULT_PORT = 11435
 FOREVER_S = -1.0
 """A keep_alive that never expires."""
 
+LEAST_LOG_BYTES = 1024**2
+"""Of a routing log, whose tables take a part of it when they are empty."""
+
 GPU_EXPERTS = ("auto", "stock", "pool")
 """Where experts can be on GPUs; see `Settings.gpu_experts`."""
 
@@ -192,6 +195,8 @@ def _convert(key: str, value: Any, default: Any) -> Any:
         number = int(value)
         if isinstance(value, bool) or number < 0 or (key == "port" and not 0 < number < 65536):
             raise ValueError(f"{value!r} is out of range")
+        if key == "routing_log_bytes" and 0 < number < LEAST_LOG_BYTES:
+            raise ValueError(f"expected 0 or at least {LEAST_LOG_BYTES} bytes, found {value!r}")
         return number
     if not isinstance(value, str):
         raise ValueError(f"expected text, found {value!r}")

@@ -35,7 +35,8 @@ void check_upload_choice() {
             costs.cpu_alone = 0.8 + random() % 5/10.0;
         }
         const double head_start = round % 3 == 0 ? bytes*speeds.link*(random() % 30)/10.0 : 0.0;
-        const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, costs, bytes, rows, max_uploads, head_start);
+        double expected = 0.0;
+        const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, costs, bytes, rows, max_uploads, head_start, expected);
 
         const auto later_side = [&](const std::set<int32_t> & uploaded) {
             double cpu = 0.0;
@@ -51,6 +52,9 @@ void check_upload_choice() {
             fail("round %d: an upload is repeated, one too many, or of an expert that cannot be uploaded", round);
         }
         const double found = later_side(distinct);
+        if (std::abs(expected - found) > 1e-9*found) {
+            fail("round %d: %g s are expected of a step that takes %g s", round, expected, found);
+        }
         std::vector<int32_t> order;
         for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
             if (rows[i] > 0) {

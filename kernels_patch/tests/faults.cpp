@@ -101,10 +101,12 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
 
 std::vector<int32_t> ostinato_choose_uploads(
         const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
-        double head_start) {
+        double head_start, double & seconds) {
     stall("stall-upload");
-    return next<std::vector<int32_t> (*)(const ostinato_speeds &, const ostinato_upload_costs &, int64_t, const std::vector<int32_t> &, int32_t, double)>(
-        "_Z23ostinato_choose_uploadsRK15ostinato_speedsRK21ostinato_upload_costslRKSt6vectorIiSaIiEEid")(speeds, costs, bytes, rows, max_uploads, head_start);
+    return next<std::vector<int32_t> (*)(
+        const ostinato_speeds &, const ostinato_upload_costs &, int64_t, const std::vector<int32_t> &, int32_t, double, double &)>(
+        "_Z23ostinato_choose_uploadsRK15ostinato_speedsRK21ostinato_upload_costslRKSt6vectorIiSaIiEEidRd")(
+        speeds, costs, bytes, rows, max_uploads, head_start, seconds);
 }
 
 extern "C" ggml_backend_buffer_t ggml_backend_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {

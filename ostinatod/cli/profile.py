@@ -99,12 +99,18 @@ def _calibration(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             (
                 f"cold experts by the CPU at {_speed(device['cpu_row_gbps'])} with one row, "
                 f"{_speed(device['cpu_rows_gbps'])} with 16, {_speed(device['link_gbps'])} over the link"
+                + (f", {_speed(device['in_place_gbps'])} read in place" if device["in_place_gbps"] else "")
             ),
         )
     if item["prefill_error"] is not None:
         yield "in prefill", f"{item['prefill_error']:+.0%} of what these speeds say"
     if item["foreseen_share"] is not None:
         yield "prefetch", f"{item['foreseen_share']:.0%} of the experts copied ahead were then chosen"
+    for size in item["uploads"]:
+        line = f"{_speed(size['link_gbps'])} beside the CPU branch, which takes {size['cpu_factor']:.2f} times its own"
+        yield f"{size['tokens']} tokens", f"{line} time; then {size['chain_ms']:.2f} ms of the GPU"
+    if item["upload_error"] is not None:
+        yield "uploads", f"their layers took {item['upload_error']:+.0%} of what was expected of them"
 
 
 def _speed(gbps: float | None) -> str:

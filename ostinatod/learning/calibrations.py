@@ -52,6 +52,23 @@ class DeviceSpeeds:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadCosts:
+    """What an engine has learned of layers with uploads, in passes of so many tokens up to the next power of two."""
+
+    name: str
+    """Of the GPU."""
+    tokens: int
+    link_gbps: float
+    """While the CPU branch reads the same memory: 1e9 bytes per second."""
+    hot_ms: float
+    """Of the GPU for a layer's hot experts, beside both."""
+    chain_ms: float
+    """And for those uploaded, behind the last upload."""
+    cpu_factor: float
+    """What the CPU branch takes over what its own speeds say, beside uploads."""
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """Costs of one model in one build's engine on one machine."""
 
@@ -64,6 +81,10 @@ class Calibration:
     """Of the branches in decode; None where nothing tells how long the GPUs waited."""
     foreseen_share: float | None = None
     """Of the experts copied before their layer's router had run, those that it chose; None where none were."""
+    upload_error: float | None = None
+    """What layers with uploads took over what the choice of them had expected, less 1; None where none had any."""
+    uploads: tuple[UploadCosts, ...] = ()
+    """By size of passes; those that the choice counts with by now."""
 
     def cold_cost(self, *, layers: int, k: int, cold_routes: float) -> ColdCost | None:
         """What cold routes add to a token's time; None where it was not measured. See `calibration.cold_cost`."""
@@ -96,6 +117,8 @@ def read_calibration(status: Mapping[str, Any] | None) -> Calibration | None:
             round(taken / predicted - 1, 4) if predicted > 0 else None,
             _overlap(layers, gpus),
             _foreseen_share(gpus),
+            _upload_error(told),
+            _upload_costs(told),
         )
     except (KeyError, TypeError, ValueError, CostModelError):
         return None
@@ -173,6 +196,8 @@ def _kept(row: Mapping[str, Any]) -> Kept:
         told["prefill_error"],
         DecodeOverlap(**overlap) if (overlap := told.get("overlap")) else None,
         told.get("foreseen_share"),
+        told.get("upload_error"),
+        tuple(UploadCosts(**item) for item in told.get("uploads", ())),
     )
     return Kept(row["since"], row["updated_at"], row["build"], calibration)
 
@@ -214,3 +239,24 @@ def _overlap(layers: Sequence[LayerTimes], gpus: Sequence[Mapping[str, Any]]) ->
 def _foreseen_share(gpus: Sequence[Mapping[str, Any]]) -> float | None:
     ahead = sum(int(device.get("prefetched", 0)) for device in gpus)
     return round(sum(int(device.get("foreseen", 0)) for device in gpus) / ahead, 4) if ahead else None
+
+
+def _upload_error(branches: Sequence[Mapping[str, Any]]) -> float | None:
+    told = [branch["uploads"] for branch in branches if "uploads" in branch]
+    expected = sum(float(item["ms_expected"]) for item in told)
+    return round(sum(float(item["ms"]) for item in told) / expected - 1, 4) if expected > 0 else None
+
+
+def _upload_costs(branches: Sequence[Mapping[str, Any]]) -> tuple[UploadCosts, ...]:
+    return tuple(
+        UploadCosts(
+            str(branch["name"]),
+            int(item["tokens"]),
+            round(float(item["link_bytes_per_s"]) / 1e9, 3),
+            round(float(item["hot_ms"]), 4),
+            round(float(item["chain_ms"]), 4),
+            round(float(item["cpu"]), 3),
+        )
+        for branch in branches
+        for item in branch.get("uploads", {}).get("costs", ())
+    )

@@ -62,6 +62,7 @@ def test_a_wildcard_bind_is_reached_over_loopback() -> None:
     [
         ("colour = 1", "colour"),
         ("port = 70000", "port"),
+        ("routing_log_bytes = 50000", "expected 0 or at least 1048576 bytes"),
         ("port = true", "port"),
         ('parallel = "many"', "parallel"),
         ("engine_args = [1]", "engine_args"),

@@ -350,6 +350,7 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
             v.hidden_columns = layers[g->layers[i]].ffn->n_ff();
         }
         v.prefill        = g->client.times.prefill_sums();
+        v.uploads        = { g->client.uploads.n_steps, g->client.uploads.ns, g->client.uploads.expected_ns, g->client.uploads.fixed_costs() };
         for (size_t n = 0; g->is_gpu() && n < g->layers.size(); ++n) {
             const ostinato_placed_layer & layer = layers[g->layers[n]];
             v.decode.push_back(g->client.times.decode_of((int32_t) n, layer.il, (int64_t) ostinato_expert_bytes(*layer.ffn)));

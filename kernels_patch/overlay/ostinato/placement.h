@@ -59,6 +59,14 @@ struct ostinato_link {
     int32_t       columns = 0;        // 0: no share
 };
 
+// Steps of layers with uploads.
+struct ostinato_upload_times {
+    uint64_t steps = 0;
+    uint64_t ns    = 0;
+    uint64_t expected_ns = 0;                // by the choice of what to upload
+    std::vector<ostinato_fixed_costs> costs; // that it counts with by now
+};
+
 struct ostinato_memory_view {
     std::string device;
     size_t pool_capacity = 0;
@@ -85,6 +93,7 @@ struct ostinato_memory_view {
     int64_t hidden_columns = 0;
     std::vector<ostinato_layer_times> decode; // by layer
     ostinato_pass_times prefill;
+    ostinato_upload_times uploads;
     bool is_gpu = false;
 };
 

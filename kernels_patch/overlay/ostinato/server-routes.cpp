@@ -93,6 +93,22 @@ static json describe_decode(const ostinato_memory_view & device) {
     return out;
 }
 
+// What layers with uploads took beside what was expected of them, and the costs that the choice has learned.
+static json describe_uploads(const ostinato_upload_times & uploads) {
+    json costs = json::array();
+    for (const ostinato_fixed_costs & fixed : uploads.costs) {
+        costs.push_back({
+            { "tokens",           fixed.n_tokens },
+            { "link_bytes_per_s", fixed.costs.link > 0.0 ? 1.0/fixed.costs.link : 0.0 },
+            { "hot_ms",           1e3*fixed.costs.hot },
+            { "chain_ms",         1e3*fixed.costs.chain },
+            { "cpu",              fixed.costs.cpu },
+            { "cpu_alone",        fixed.costs.cpu_alone },
+        });
+    }
+    return {{ "steps", uploads.steps }, { "ms", uploads.ns/1e6 }, { "ms_expected", uploads.expected_ns/1e6 }, { "costs", costs }};
+}
+
 // What the CPU branch took, as the cost model needs it: by device. Null where experts are not divided between two branches.
 static json describe_cpu_branch(const ostinato_residency_view & view) {
     if (!view.has_placement) {
@@ -109,6 +125,7 @@ static json describe_cpu_branch(const ostinato_residency_view & view) {
                 { "cpu_ms",           device.prefill.ns/1e6 },
                 { "cpu_ms_predicted", device.prefill.predicted_ns/1e6 },
             }},
+            { "uploads", describe_uploads(device.uploads) },
         });
     }
     return out;

@@ -10,7 +10,9 @@
 //                              "page_locked":{"bytes","reason"}: of cold experts, and why not all of them are,
 //                              "gpu_of_layer": null or of each MoE layer the place of its GPU in "pool_bytes",
 //                              "cpu_branch": null or of each device {"name","decode":[{"layer","expert_bytes","steps":[n with 1, 2, ... cold routes],
-//                                          "cpu_ms":[their sum]}, ...],"prefill":{"steps","cpu_routes","cpu_ms","cpu_ms_predicted"}},
+//                                          "cpu_ms":[their sum]}, ...],"prefill":{"steps","cpu_routes","cpu_ms","cpu_ms_predicted"},
+//                                          "uploads":{"steps","ms","ms_expected","costs":[by size of passes {"tokens","link_bytes_per_s","hot_ms","chain_ms",
+//                                          "cpu","cpu_alone"}]}},
 //                              "memory": bytes by use, of each GPU and of the host}
 //   GET  /ostinato/routes     {"layers":[il, ...],"n_experts","prefill":[[...], ...],"decode":[[...], ...]}, since the model was loaded
 //   GET  /ostinato/residency  {"generation","created_at","fingerprint","layers":[il, ...],"n_experts","hot":[[expert, ...], ...],

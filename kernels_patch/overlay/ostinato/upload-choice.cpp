@@ -44,7 +44,7 @@ const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostin
 
 std::vector<int32_t> ostinato_choose_uploads(
         const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
-        double head_start) {
+        double head_start, double & seconds) {
     double cpu = 0.0;
     std::vector<int32_t> order;
     for (int32_t i = 0; i < (int32_t) rows.size(); ++i) {
@@ -70,5 +70,6 @@ std::vector<int32_t> ostinato_choose_uploads(
         }
     }
     order.resize(n_best);
+    seconds = best;
     return order;
 }

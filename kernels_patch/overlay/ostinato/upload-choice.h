@@ -54,7 +54,7 @@ struct ostinato_shared_step {
 const ostinato_shared_step * ostinato_choose_shared_step(const std::vector<ostinato_shared_step> & measured, double alone);
 
 // The experts to upload, as indices into `rows`, at most `max_uploads`. rows[i] < 0: expert i cannot be uploaded, and the CPU has -rows[i] rows of it.
-// The link begins `head_start` seconds before the CPU.
+// The link begins `head_start` seconds before the CPU. `seconds` becomes what the step is expected to take.
 std::vector<int32_t> ostinato_choose_uploads(
     const ostinato_speeds & speeds, const ostinato_upload_costs & costs, int64_t bytes, const std::vector<int32_t> & rows, int32_t max_uploads,
-    double head_start = 0.0);
+    double head_start, double & seconds);

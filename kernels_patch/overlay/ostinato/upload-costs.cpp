@@ -3,6 +3,7 @@
 #include "upload-costs.h"
 
 ostinato_upload_costs ostinato_upload_log::costs(int64_t n_tokens, double link) const {
+    const std::lock_guard<std::mutex> lock(mutex);
     ostinato_upload_costs costs = { link };
     const int size = ostinato_size_class(n_tokens);
     const auto nearest = [&](samples size_class::* of) -> const samples * {
@@ -28,6 +29,7 @@ ostinato_upload_costs ostinato_upload_log::costs(int64_t n_tokens, double link) 
 }
 
 void ostinato_upload_log::add_shared(int64_t n_tokens, const ostinato_upload_costs & found) {
+    const std::lock_guard<std::mutex> lock(mutex);
     size_class & size = by_size[ostinato_size_class(n_tokens)];
     size.link.add(found.link);
     size.hot.add(found.hot);
@@ -36,5 +38,19 @@ void ostinato_upload_log::add_shared(int64_t n_tokens, const ostinato_upload_cos
 }
 
 void ostinato_upload_log::add_alone(int64_t n_tokens, double cpu) {
+    const std::lock_guard<std::mutex> lock(mutex);
     by_size[ostinato_size_class(n_tokens)].alone.add(cpu);
+}
+
+std::vector<ostinato_fixed_costs> ostinato_upload_log::fixed() const {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::vector<ostinato_fixed_costs> found;
+    for (size_t i = 0; i < by_size.size(); ++i) {
+        const size_class & size = by_size[i];
+        if (size.link.is_fixed()) {
+            const double alone = size.alone.is_fixed() ? size.alone.quantile(0.5) : 1.0;
+            found.push_back({ (int64_t) 1 << i, { size.link.quantile(0.5), size.hot.quantile(0.5), size.chain.quantile(0.5), size.cpu.quantile(0.5), alone } });
+        }
+    }
+    return found;
 }

@@ -13,10 +13,21 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <vector>
+
+// What the costs of a size of passes were fixed to.
+struct ostinato_fixed_costs {
+    int64_t n_tokens; // at least
+    ostinato_upload_costs costs;
+};
 
 class ostinato_upload_log {
 public:
     static constexpr size_t N_LAYERS = 14; // after so many, the costs of a size are fixed
+
+    // Any thread. By ascending number of tokens, those that are fixed by now.
+    std::vector<ostinato_fixed_costs> fixed() const;
 
     // Of passes of so many tokens. `link`: seconds per byte as measured at load.
     ostinato_upload_costs costs(int64_t n_tokens, double link) const;
@@ -38,5 +49,6 @@ private:
         samples alone;
     };
 
+    mutable std::mutex mutex;
     std::array<size_class, 32> by_size = {}; // the power of two that the tokens reach
 };

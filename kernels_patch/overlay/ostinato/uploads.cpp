@@ -58,7 +58,9 @@ void ostinato_uploads::decide(
     }
     const bool is_all = request.n_tokens >= limits.all_tokens;
     const ostinato_upload_costs costs = is_all ? ostinato_upload_costs { 0.0 } : log.costs(request.n_tokens, speeds.link);
-    const std::vector<int32_t> chosen = ostinato_choose_uploads(speeds, costs, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0);
+    double expected = 0.0;
+    const std::vector<int32_t> chosen =
+        ostinato_choose_uploads(speeds, costs, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0, expected);
 
     std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
     mailbox.request->n_copies     = 0;
@@ -76,6 +78,7 @@ void ostinato_uploads::decide(
     last.n_tokens    = request.n_tokens;
     last.is_followed = is_followed;
     last.cpu         = 0.0;
+    last.expected    = expected;
 
     kept.cold.clear();
     kept.groups.clear();
@@ -91,6 +94,7 @@ void ostinato_uploads::decide(
 void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds, double predicted) {
     prefetch.add_step(request.layer, request.n_tokens, all.groups);
     last.cpu = predicted > 0.0 ? seconds/predicted : 0.0;
+    last.cpu_seconds = seconds;
     if (last.bytes == 0 && last.cpu > 0.0) {
         log.add_alone(request.n_tokens, last.cpu);
     }
@@ -100,6 +104,9 @@ void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold
 void ostinato_uploads::learn(const ostinato_request & request) {
     if (last.bytes > 0 && last.cpu > 0.0 && request.copy_us > 0) {
         log.add_shared(request.n_tokens, { request.copy_us*1e-6/last.bytes, request.hot_us*1e-6, request.chain_us*1e-6, last.cpu });
+        n_steps++;
+        ns          += (uint64_t) (1e9*std::max(last.cpu_seconds, 1e-6*(std::max(request.hot_us, request.copy_us) + request.chain_us)));
+        expected_ns += (uint64_t) (1e9*last.expected);
     }
 }
 

@@ -80,6 +80,13 @@ public:
     std::atomic<uint64_t> n_foreseen { 0 };   // and that were both
     std::atomic<uint64_t> bytes { 0 };        // over the link
 
+    // steps of layers with uploads, what they took, and what the choice had expected of them
+    std::atomic<uint64_t> n_steps { 0 };
+    std::atomic<uint64_t> ns { 0 };
+    std::atomic<uint64_t> expected_ns { 0 };
+
+    std::vector<ostinato_fixed_costs> fixed_costs() const { return log.fixed(); }
+
 private:
     int32_t places_of(const ostinato_expert_ffn & staging) const { return (int32_t) std::min<int64_t>(staging.down->ne[2], max_places.load()); }
     int32_t next_free(int32_t place) const;
@@ -108,6 +115,8 @@ private:
         bool is_followed = false;
         int64_t bytes    = 0;   // uploaded
         double cpu       = 0.0; // what the CPU branch took, over what its speeds say; 0: unknown
+        double cpu_seconds = 0.0;
+        double expected  = 0.0; // seconds of the whole step
         std::vector<int32_t> place_of; // (n_experts of the next layer), -1: none
     } last;
 };

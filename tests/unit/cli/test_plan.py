@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ostinatod import locations
 from ostinatod.cli.app import cli
-from ostinatod.learning.calibrations import Calibration, Calibrations, DeviceSpeeds
+from ostinatod.learning.calibrations import Calibration, Calibrations, DeviceSpeeds, UploadCosts
 from ostinatod.learning.database import LearningDatabase
 from ostinatod.machine.profile import machine_fingerprint
 from ostinatod.profiles.calibration import CpuBranch, DecodeOverlap
@@ -183,20 +183,24 @@ def test_the_profile_needs_no_daemon() -> None:
 def test_the_profile_shows_what_engines_measured() -> None:
     calibration = Calibration(
         (CpuBranch(13_400_000, 0.02, 0.18, 5000, 0.004),),
-        (DeviceSpeeds("CUDA0", 75.0, 30.0, 54.0),),
+        (DeviceSpeeds("CUDA0", 75.0, 30.0, 54.0, 28.0),),
         0.07,
         DecodeOverlap(5000, 0.375, 0.1, 0.12),
         0.9,
+        -0.04,
+        (UploadCosts("CUDA0", 256, 31.0, 0.5, 0.25, 1.2),),
     )
     database = LearningDatabase(locations.learning_file())
     Calibrations(database, machine_fingerprint).keep("ab" * 32, "cd" * 32, calibration)
     shown = CliRunner().invoke(cli, ["profile"]).stdout
     assert "Engine cdcdcdcdcdcd, model abababababab" in shown
     assert "0.020 + 0.180 r ms, within 0.004 ms" in shown
-    assert "75.0 GB/s with one row, 30.0 GB/s with 16, 54.0 GB/s over the link" in shown
+    assert "75.0 GB/s with one row, 30.0 GB/s with 16, 54.0 GB/s over the link, 28.0 GB/s read in place" in shown
     assert "+7% of what these speeds say" in shown
     assert "the GPU works meanwhile for 38% of it; a cold route adds 0.120 ms to a token" in shown
     assert "90% of the experts copied ahead were then chosen" in shown
+    assert "31.0 GB/s beside the CPU branch, which takes 1.20 times its own time; then 0.25 ms of the GPU" in shown
+    assert "-4% of what was expected of them" in shown
     (told,) = json.loads(CliRunner().invoke(cli, ["profile", "--json"]).stdout)["calibrations"]
     assert (told["overlap"]["hidden_share"], told["foreseen_share"]) == (0.375, 0.9)
 

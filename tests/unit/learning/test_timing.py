@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostinatod.errors import PlanUnavailable
-from ostinatod.learning.calibrations import ENOUGH_STEPS, Calibration, Calibrations, read_calibration
+from ostinatod.learning.calibrations import ENOUGH_STEPS, Calibration, Calibrations, UploadCosts, read_calibration
 from ostinatod.learning.capacity import Capacity
 from ostinatod.learning.database import LearningDatabase
 from ostinatod.learning.generations import Generations
@@ -138,6 +138,22 @@ def test_what_the_gpu_computes_of_cold_experts_is_read_and_kept(calibrations: Ca
     partly = read_calibration(sharing(engine(), linked=ENOUGH_STEPS))
     assert partly is not None
     assert partly.cpu_branch[0].link_ms == pytest.approx(0.1 / 3)
+
+
+def test_what_uploads_cost_is_read_and_kept(calibrations: Callable[..., Calibrations]) -> None:
+    status = engine()
+    size = {"tokens": 256, "link_bytes_per_s": 31e9, "hot_ms": 0.5, "chain_ms": 0.25, "cpu": 1.2, "cpu_alone": 1.0}
+    status["cpu_branch"][0]["uploads"] = {"steps": 40, "ms": 66.0, "ms_expected": 60.0, "costs": [size]}
+    found = read_calibration(status)
+    assert found is not None
+    assert found.upload_error == pytest.approx(0.1)
+    assert found.uploads == (UploadCosts("CUDA0", 256, 31.0, 0.5, 0.25, 1.2),)
+    calibrations().keep("f", "build", found)
+    assert calibrations().latest("f")["f"].calibration == found
+    status["cpu_branch"][0]["uploads"] |= {"ms": 0.0, "ms_expected": 0.0, "costs": []}
+    without = read_calibration(status)
+    assert without is not None
+    assert (without.upload_error, without.uploads) == (None, ())
 
 
 def test_an_engine_without_such_counters_tells_no_overlap() -> None:
