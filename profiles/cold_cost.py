@@ -7,13 +7,14 @@ k experts in a layer is cold independently of the others, r binomial.
 Experts that are lent memory while a request decodes (paper 3.4, `borrowing`) are served from there: fewer routes are
 computed than the set leaves cold. What is lent are the experts that repeat, and a set that leaves few routes cold
 leaves those that repeat least. On recorded sessions the share of the cold routes that lent memory serves goes with the
-square root of their number, from one set to another of the same size; docs/learning.md has the figures.
+square root of their number, from one set to another, and with that of the memory lent; docs/learning.md has the
+figures.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,6 +54,10 @@ class ColdCost:
         """Where lent memory serves this share of so many cold routes per token."""
         lent = min(served, MOST_SERVED) / math.sqrt(cold_routes) if served > 0 else 0.0
         return cls(layers, layer_ms, lent, spread)
+
+    def with_memory_lent(self, ratio: float) -> ColdCost:
+        """Where so many times the memory is lent."""
+        return replace(self, lent=self.lent * math.sqrt(ratio))
 
     def computed(self, cold_routes: ArrayLike, usual: ArrayLike | None = None) -> Floats:
         """Of a token's cold routes by the residency set, those that lent memory does not serve.

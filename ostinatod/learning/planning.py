@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from ostinatod.learning.effect import NEWEST_SESSIONS, is_safe
 from ostinatod.learning.timing import NOTHING_MEASURED, Timing
+from ostinatod.profiles.borrowing import LENT_SHARE
 from ostinatod.profiles.coverage import Coverage, coverage
 from ostinatod.profiles.heldout import COMPARED_TOKENS, HeldOut, evaluate, held_out
 from ostinatod.profiles.planner import ExpertPlaces, moved, plan_hot, spread_evenly
 from ostinatod.profiles.rates import Forgetting, learned_rates, remembered
 from ostinatod.profiles.route_log import SessionRoutes, total_counts
 from ostinatod.profiles.skew import Skew, check_skew
+from ostinatod.profiles.step_time import StepTime
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -148,6 +150,7 @@ def _proposal(given: PlanningInput, hot: Mask, skew: Skew, seen: _Compared) -> P
     cold_now = seen.now.cold_routes_per_token(n_layers, given.k) if seen.now else None
     cold_then = expected.cold_routes_per_token(n_layers, given.k)
     step_time = given.timing.step_time
+    then_time = _with_memory_lent_by(hot, given)
     default = day_zero(given.places, given.pool_bytes, given.prior, given.k)
     safe = is_safe(given.sessions, hot, default, given.forgetting)
     return Proposal(
@@ -161,11 +164,21 @@ def _proposal(given: PlanningInput, hot: Mask, skew: Skew, seen: _Compared) -> P
         cold_routes_per_token_now=cold_now,
         cold_routes_per_token=cold_then,
         tpot_ms_now=step_time.tpot_ms(cold_now) if step_time and cold_now is not None else None,
-        tpot_ms_predicted=step_time.tpot_ms(cold_then) if step_time else None,
-        tpot_ms_margin=step_time.margin_ms(cold_then) if step_time else None,
+        tpot_ms_predicted=then_time.tpot_ms(cold_then) if then_time else None,
+        tpot_ms_margin=then_time.margin_ms(cold_then) if then_time else None,
         is_safe=safe,
         reasons=_reasons(given, seen, skew, safe=safe),
     )
+
+
+def _with_memory_lent_by(hot: Mask, given: PlanningInput) -> StepTime | None:
+    """The step time under another set than the running one, which leaves other memory to be lent."""
+    step_time = given.timing.step_time
+    if step_time is None or step_time.cost is None or given.running is None:
+        return step_time
+    memory = sum(given.pool_bytes) / (1 - LENT_SHARE)
+    now, then = (memory - given.places.hot_bytes(mask) for mask in (given.running, hot))
+    return replace(step_time, cost=step_time.cost.with_memory_lent(then / now)) if now > 0 and then > 0 else step_time
 
 
 def _reasons(given: PlanningInput, seen: _Compared, skew: Skew, *, safe: bool = True) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 from ostinatod.learning.planning import PlanningInput, day_zero, make_plan
 from ostinatod.learning.timing import Timing
+from ostinatod.profiles.cold_cost import ColdCost
 from ostinatod.profiles.planner import ExpertPlaces
 from ostinatod.profiles.rates import Forgetting
 from ostinatod.profiles.step_time import StepTime
@@ -58,6 +59,20 @@ def test_what_a_cold_route_costs_tells_what_a_token_will_take() -> None:
     # 0.1 ms for each of the routes between, and 0.2 ms / sqrt(20) for the line's own height.
     assert proposal.tpot_ms_margin == pytest.approx(np.hypot(0.1 * (2 - 8 / 42), 0.2 / 20**0.5))
     assert any("In 20 requests a cold route took 0.5000 ms" in reason for reason in proposal.reasons)
+
+
+def test_a_set_that_leaves_less_memory_to_be_lent_is_expected_to_have_less_served_there() -> None:
+    cost = ColdCost.served_by_lent_memory(0.5, 2.0, 2, (0.0, 1.0, 2.0), 0.15)
+    timing = Timing(StepTime(20, 10.0, 1.0, 0.0, 0.1, 0.2, 2.0, 1000.0, cost))
+    smaller = dataclasses.replace(GIVEN, running=np.array([[True, False, False, False]] * 2), timing=timing)
+    proposal = make_plan(smaller).proposal
+    assert proposal is not None
+    # Four sevenths of a slot behind four hot experts, two more behind two.
+    less = cost.with_memory_lent((4 / 7) / (4 / 7 + 2))
+    assert proposal.tpot_ms_predicted == pytest.approx(10 + float(less.ms(8 / 42)))
+    same = make_plan(dataclasses.replace(GIVEN, timing=timing)).proposal
+    assert same is not None
+    assert same.tpot_ms_predicted == pytest.approx(10 + float(cost.ms(8 / 42)))
 
 
 def test_with_one_session_nothing_is_claimed_about_others() -> None:

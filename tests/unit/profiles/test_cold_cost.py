@@ -44,6 +44,8 @@ def test_lent_memory_serves_a_share_that_goes_with_the_root_of_the_cold_routes()
     # However much it served of few, it will not serve nearly all of many.
     assert cost.computed(1000.0) == pytest.approx(1000 * (1 - MOST_SERVED))
     assert ColdCost.served_by_lent_memory(0.0, 0.0, 8, (0.0, 0.1), 0.15).computed(5.0) == 5.0
+    # And with the root of the memory.
+    assert cost.with_memory_lent(1 / 4).computed(25.0) == pytest.approx(25 * (1 - 0.3 / 2))
 
 
 @given(st.integers(2, 16), st.floats(0.001, 0.999))
