@@ -46,7 +46,8 @@ struct ostinato_limits {
     ostinato_upload_limits upload = { 64, std::numeric_limits<int64_t>::max(), 0 };
     int64_t link_tokens  = 4; // steps of at most so many tokens have a part of their cold experts read in place by the GPU;
     int32_t link_percent = 0; // of the hidden columns: 0: by the measured speeds, -1: none
-    int64_t borrow_tokens  = 4; // passes of at most so many tokens use experts in borrowed memory: products of more take no slots beyond a tensor's own;
+    int64_t borrow_tokens  = 4; // passes of at most so many tokens use experts in borrowed memory. Their slots lie beyond a tensor's own, which the vector
+                                // kernels alone reach; the tiled ones, which some GPU takes for 5 tokens, would leave such routes out
     int32_t borrow_percent = 100; // and it is so much of what stages uploads; 0: none
     double  staging_share = 0.125; // of the pool's memory, at most, that stages uploads and is lent in decode,
     int32_t staging_experts = 0;   // but room for so many experts of a layer at least
