@@ -51,7 +51,8 @@ def test_a_row_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
         "job = json.loads(pathlib.Path(sys.argv[1]).read_text())\n"
         "out = pathlib.Path(job['out'])\n"
         "if job['setting']['name'] == 'writes':\n"
-        "    out.write_text(json.dumps({'load_s': 0.0, 'depths': {}}))\n"
+        "    depths = {'8': {'texts': [], 'decode_ms': 1.0}, '9': {'texts': []}}\n"
+        "    out.write_text(json.dumps({'load_s': 0.0, 'depths': depths}))\n"
         "time.sleep(60)\n"
     )
     monkeypatch.setattr("row_runner.CHILD", slow)
@@ -60,6 +61,8 @@ def test_a_row_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     row = rows(tmp_path, seconds=0.6).run(Setting("writes", "stock"))
     assert row["cut"]
     assert "failed" not in row
+    # Of the other context nothing had been measured yet.
+    assert list(row["depths"]) == ["8"]
     (tmp_path / "other").mkdir()
     assert rows(tmp_path / "other", seconds=0.3).run(Setting("hangs", "stock"))["failed"]
     assert time.monotonic() - begun < 20
