@@ -99,7 +99,7 @@ class Rows:
         told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         if failure == OVER and told:
             failure, told["cut"] = "", True
-            told["depths"] = {depth: item for depth, item in told["depths"].items() if "decode_ms" in item}
+            told["depths"] = {depth: item for depth, item in told.get("depths", {}).items() if "decode_ms" in item}
         row = {"setting": as_json(setting), **found, **told, **({"failed": failure} if failure else {})}
         if not failure:
             row |= self._compared(out.with_suffix(".npy"))
