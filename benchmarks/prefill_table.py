@@ -194,7 +194,7 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> str:
         loaded, used = row["gpu_bytes_loaded"], row.get("gpu_bytes_used") or []
         promised = [value + MARGIN_BYTES for value in loaded] if row.get("hot") is not None else []
         row_devices = row.get("devices") or []
-        experts = sum(device["pool_capacity"] + device["staging_bytes"] for device in row_devices)
+        experts = sum(device["pool_used"] + device["staging_bytes"] for device in row_devices)
         values = (sum(loaded), sum(used), sum(promised), experts)
         lines.append([row["setting"]["name"], *(shown(value / 1e9 if value else None) for value in values)])
     return text_table(["", "loaded", "after the longest", "promised at most", "pool and staging"], lines)

@@ -79,7 +79,8 @@ class Settings:
     learn_min_gain: float = 0.02
     """Share of all routes that a new set must serve more than the one in use to be applied by itself."""
     routing_log_bytes: int = 512 * 1024**2
-    """Size of the routing log, beyond which old sessions are merged and fade; 0 keeps no log, and nothing is learnt."""
+    """Size of the routing log, beyond which old sessions are merged and fade, 1 MiB or more; 0 keeps no log, and
+    nothing is learnt."""
     prompt_state_bytes: int = 0
     """Size of what is kept on disk of conversations while their model is not in memory, so that it need not be read
     again. It holds their text, as tokens: 0 keeps nothing, and deletes what was kept."""

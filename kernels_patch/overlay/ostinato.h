@@ -182,7 +182,7 @@ struct ostinato_device_status {
     uint64_t pool_unlearned;   // of pool_room, what a set should take that nobody has learned: the rest serves better lent
 };
 
-// Lends staging memory to exactly these cold experts from now on, until a pass stages uploads in it: to replay what was recorded. hot[n_layers * n_experts]
+// Lends staging memory to exactly these cold experts until a pass stages uploads in it, and none by the engine's own choice from now on: to replay what was recorded. hot[n_layers * n_experts]
 // as in ostinato_set_residency: 1 for an expert that borrows. `n_lent`: how many there was memory for. No pass may be computing.
 LLAMA_API enum ostinato_status ostinato_set_borrowed(const struct llama_model * model, const uint8_t * borrowing, size_t n, size_t * n_lent);
 

@@ -357,7 +357,11 @@ class Steps:
             try:
                 job = {**self.model_job("replay", sessions, setting), "turns": longest, "done": done}
                 # Who comes first must not use up what the others need.
-                others_s = sum(self._pace(other).seconds(sessions) for _, other in runs[number + 1 :])
+                others = runs[number + 1 :]
+                paced_s = sum(self._pace(other).seconds(sessions) for _, other in others)
+                # Settings that were not tried have no pace: to each its part of what is left.
+                is_shared = self.options.seconds is not None and not self.paces
+                others_s = self.left_s * len(others) / (len(others) + 1) if is_shared else paced_s
                 self.run(job, setting, on_event, leaving_s=others_s)
                 done = file.done(setting.name, repeat)
                 if any(done.get(session.id, 0) < len(session.turns) for session in sessions):

@@ -42,7 +42,7 @@ def compare_over_http(
     request = {
         "servers": list(servers),
         "model": model,
-        "sessions": [session.id for session in sessions],
+        "sessions": [[session.id, session.checksum] for session in sessions],
         "limits": asdict(limits),
     }
     with _results(out / RESULTS_FILE, request, resume=resume) as file:

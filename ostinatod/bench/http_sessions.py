@@ -33,6 +33,11 @@ class HttpSession:
     turns: tuple[HttpTurn, ...]
     prefix: str = ""
 
+    @property
+    def checksum(self) -> int:
+        """Of all that is sent: a session of the user's own log may have grown since."""
+        return zlib.crc32(repr((self.turns, self.prefix)).encode())
+
 
 def recorded_over_http(session: Recorded, limits: Limits) -> HttpSession:
     """A recorded session in plain ChatML, its answers as long as a plain tokenizer would count them."""

@@ -177,8 +177,9 @@ def _with_memory_lent_by(hot: Mask, given: PlanningInput) -> StepTime | None:
     if step_time is None or step_time.cost is None or given.running is None:
         return step_time
     memory = sum(given.pool_bytes) / (1 - LENT_SHARE)
-    now, then = (memory - given.places.hot_bytes(mask) for mask in (given.running, hot))
-    return replace(step_time, cost=step_time.cost.with_memory_lent(then / now)) if now > 0 and then > 0 else step_time
+    # What is lent whatever is hot is the least; the room may have been another when the running set was made.
+    now, then = (max(LENT_SHARE * memory, memory - given.places.hot_bytes(mask)) for mask in (given.running, hot))
+    return replace(step_time, cost=step_time.cost.with_memory_lent(then / now)) if now > 0 else step_time
 
 
 def _reasons(given: PlanningInput, seen: _Compared, skew: Skew, *, safe: bool = True) -> tuple[str, ...]:

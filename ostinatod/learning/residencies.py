@@ -166,7 +166,7 @@ class Residencies:
     def _first(self, facts: ModelFacts, capacity: Capacity) -> tuple[Mask, Source, int]:
         """A set without regard to the one before: learned where sessions were logged, else that of day 0."""
         plan = make_plan(self._input(facts, capacity, None))
-        if plan.proposal is not None and plan.proposal.is_safe:
+        if plan.proposal is not None and plan.proposal.is_safe and plan.skew.useful:
             return plan.proposal.hot, "learned", plan.sessions
         hot, source = self.unlearned(facts, capacity)
         return hot, source, 0
@@ -176,22 +176,23 @@ class Residencies:
         places = facts.experts.places(capacity.gpu)
         if facts.prior is not None:
             return day_zero(places, capacity.pool_bytes, facts.prior, facts.experts.k), "imatrix"
-        return day_zero(places, capacity.first_bytes, None, facts.experts.k), "day0"
+        hot = day_zero(places, capacity.first_bytes, None, facts.experts.k)
+        # So little is left that it would hold none: then all of it is for hot experts.
+        return hot if hot.any() else day_zero(places, capacity.pool_bytes, None, facts.experts.k), "day0"
 
-    def default(self, facts: ModelFacts, capacity: Capacity, running: Mask) -> Mask:
-        """What a running set is judged against: the set without any knowledge of sessions, in all of the memory that a
-        learned one takes. The unlearned one, which takes less, is judged against itself.
+    def default(self, facts: ModelFacts, capacity: Capacity) -> Mask:
+        """What a learned set is judged against: the set without any knowledge of sessions, in all of the memory that a
+        learned one takes.
         """
-        unlearned, _ = self.unlearned(facts, capacity)
-        if np.array_equal(running, unlearned):
-            return unlearned
         return day_zero(facts.experts.places(capacity.gpu), capacity.pool_bytes, facts.prior, facts.experts.k)
 
     def _fits(self, facts: ModelFacts, capacity: Capacity, active: Generation) -> bool:
         hot = self.generations.residency(facts.layout.fingerprint, active.generation).mask()
         places = facts.experts.places(capacity.gpu)
+        # A set of day 0 is to leave what is lent now.
+        largest = self.unlearned(facts, capacity)[0] if active.source == "day0" else None
         for gpu, budget in enumerate(capacity.pool_bytes):
-            on_gpu = np.array(places.gpu) == gpu
-            if places.hot_bytes(hot & on_gpu[:, None]) > budget:
+            on_gpu = (np.array(places.gpu) == gpu)[:, None]
+            if places.hot_bytes(hot & on_gpu) > (budget if largest is None else places.hot_bytes(largest & on_gpu)):
                 return False
         return True

@@ -182,12 +182,14 @@ class LearningService:
 
     async def _learn_room(self, record: ModelRecord) -> None:
         """Keep what an engine tells of its memory, as soon as it does: it may be gone when the model is looked at."""
-        facts, status = await self._facts(record), await self._status(record)
         loaded = self._loaded.find(record)
-        if status is not None and loaded is not None:
-            if facts is not None:
-                await asyncio.to_thread(self._residencies.learn_capacity, facts, status)
-            self._told_room[record.digest] = loaded.pid
+        status = await self._status(record)
+        if status is None or loaded is None:
+            return
+        # Also where it cannot be kept: the next look tells it again, and says what failed.
+        self._told_room[record.digest] = loaded.pid
+        if (facts := await self._facts(record)) is not None:
+            await asyncio.to_thread(self._residencies.learn_capacity, facts, status)
 
     async def consider(self, record: ModelRecord) -> Applied | None:
         """What is done for a model between sessions: measure, go back if that was worse, else change if it gains."""
@@ -322,7 +324,8 @@ class LearningService:
             active,
             running,
             None if before is None else self.generations.residency(fingerprint, before.generation).mask(),
-            self._residencies.default(facts, capacity, running),
+            # A set that nobody has learned may leave memory to be lent: it is not judged by what takes all.
+            self._residencies.default(facts, capacity) if active.sessions else running,
             self._read_tpots(fingerprint, active.generation),
             self._residencies.forgetting,
         )

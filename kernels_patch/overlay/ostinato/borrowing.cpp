@@ -82,16 +82,15 @@ void ostinato_borrower::stop() {
 void ostinato_borrower::reset(const ostinato_expert_pool & pool) {
     stop();
     std::unique_lock<std::mutex> lock(mutex);
-    std::vector<uint8_t> is_listed(layers.size(), 0); // by kind
+    std::vector<int32_t> n_listed(layers.size(), 0); // by kind: layers that lie nearer to the places reach more of them
     for (size_t i = 0; i < layers.size(); ++i) {
         hot[i]       = pool.slots_of_experts(i);
         ostinato_lent_places & lent = places_of[i];
         lent   = pool.lent_places(i);
         lent.n = (int32_t) ((int64_t) lent.n*percent/100);
-        for (int32_t n = 0; n < lent.n && !is_listed[lent.kind]; ++n) {
+        for (int32_t & n = n_listed[lent.kind]; n < lent.n; ++n) {
             places.push_back({ lent.kind, lent.base + n*lent.stride, n });
         }
-        is_listed[lent.kind] |= lent.n > 0;
         std::copy(hot[i].begin(), hot[i].end(), shadow.begin() + i*n_columns);
     }
     write_tables();
@@ -237,7 +236,7 @@ std::vector<ostinato_borrower::upload> ostinato_borrower::choose(size_t at_most)
             }
         }
     }
-    const size_t n = std::min(newcomers.size(), 2*at_most); // some kinds may have no place for them
+    const size_t n = std::min(newcomers.size(), 16*at_most); // some layers may reach no place that is worth it
     std::partial_sort(
         newcomers.begin(), newcomers.begin() + n, newcomers.end(), [&](const expert & a, const expert & b) { return score(a) > score(b); });
     std::vector<size_t> order(places.size()); // from the cheapest to give up, and from the last: uploads are staged in the first ones
@@ -351,7 +350,7 @@ void ostinato_borrower::run() {
         if (!is_read) {
             break; // the device fails, and so will the next pass
         }
-        if (!is_staging.load() && !is_manual) {
+        if (!is_staging.load() && !is_manual && !places.empty()) {
             lend(lock, choose(BATCH));
         }
         changed.wait_for(lock, LOOK_EVERY, [&] { return is_stopping; }); // looking costs driver calls beside the thread that submits passes

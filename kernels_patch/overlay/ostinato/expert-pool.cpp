@@ -233,6 +233,17 @@ const char * ostinato_expert_pool::staging_end(int64_t n_places) const {
     return base() + end;
 }
 
+size_t ostinato_expert_pool::reach(size_t layer) const {
+    const size_t stride = entries[layer].record.stride;
+    size_t blocks = 0;
+    for (const auto & weight : ostinato_record_weights) {
+        if (const ggml_tensor * t = layers[layer].ffn->*weight.member) {
+            blocks = std::max(blocks, stride/ggml_type_size(t->type));
+        }
+    }
+    return std::numeric_limits<int32_t>::max()/blocks*stride;
+}
+
 ostinato_lent_places ostinato_expert_pool::lent_places(size_t layer) const {
     const entry & e = entries[layer];
     // lent memory is divided between kinds by their layers
@@ -248,14 +259,7 @@ ostinato_lent_places ostinato_expert_pool::lent_places(size_t layer) const {
     const size_t first  = records_of(layer);
     const size_t slot   = (begin - first + e.record.stride - 1)/e.record.stride;
     const size_t n      = first + slot*e.record.stride < end ? (end - first)/e.record.stride - slot : 0;
-    // kernels count blocks in 32 bits, so slots that far away cannot be named
-    size_t blocks = 0;
-    for (const auto & weight : ostinato_record_weights) {
-        if (const ggml_tensor * t = layers[layer].ffn->*weight.member) {
-            blocks = std::max(blocks, e.record.stride/ggml_type_size(t->type));
-        }
-    }
-    const size_t n_slots = std::numeric_limits<int32_t>::max()/blocks;
+    const size_t n_slots = reach(layer)/e.record.stride;
     const size_t n_near  = std::min(n, n_slots - std::min(n_slots, slot));
     // biases and scales have no lent places, and ids beyond a layer's slots would take zero slots along
     const bool is_lendable = layers[layer].n_zero_slots == 0;
@@ -421,6 +425,10 @@ ostinato_expert_pool::change ostinato_expert_pool::set_hot(const hot_sets & hot,
             const size_t used = n_hot[at.layer]*at.slot_bytes;
             memory.fill(base() + at.begin + used, 0, at.end - at.begin - used);
         }
+    }
+    // staged experts that are no records leave their padding as it is, which kernels multiply by zeros: no scale there may be NaN
+    if (std::any_of(entries.begin(), entries.end(), [](const entry & e) { return e.record.padding > 0; })) {
+        memory.fill(base() + bytes_used, 0, size - bytes_used);
     }
     return result;
 }

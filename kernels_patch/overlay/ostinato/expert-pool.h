@@ -96,6 +96,9 @@ public:
     // Those that the layer's kind has to itself. None where the layer has zero slots, or slots that far away cannot be named.
     ostinato_lent_places lent_places(size_t layer) const;
 
+    // Bytes behind the layer's first slot in which its kernels can name one: they count blocks in 32 bits.
+    size_t reach(size_t layer) const;
+
     size_t capacity() const { return size; }
     size_t used() const { return bytes_used; }
     size_t lent() const { return always_lent > 0 ? size + always_lent - bytes_used : 0; }

@@ -129,6 +129,7 @@ char * ostinato_host_arena::allocate(int number) {
         return data;
     }
     if (!cuda || !kind.base) {
+        reason = cuda ? "the system gives no more addresses" : reason;
         return nullptr;
     }
     if (kind.ends.empty() || kind.ends.back() - kind.used < kind.stride) {

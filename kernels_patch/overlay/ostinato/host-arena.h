@@ -44,6 +44,9 @@ public:
     // Why less than the budget could be locked, "" where that did not happen.
     const std::string & refusal() const { return reason; }
 
+    // Another set is placed, which may fit; what the system refused for good, it still does.
+    void forget_refusal() { reason = budget > 0 ? "" : reason; }
+
 private:
     struct kind_of_places {
         size_t stride;

@@ -17,8 +17,8 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
 // checked between single tokens would have each captured anew.
 const void * ostinato_graph_key(const ggml_cgraph * graph);
 
-// A pass, or the part of one that lies between two splits, is about to be submitted. Its CUDA graph, which has this key, is kept, as are those of passes
-// with other numbers of tokens, however long ago they were used: a conversation pauses for longer than ggml keeps a graph. A pass that uploads gets none:
+// A pass, or the part of one that lies between two splits, is about to be submitted. The CUDA graphs of its context are kept from then on, however long ago
+// they were used: a conversation pauses for longer than ggml keeps a graph. A pass that uploads gets none:
 // a prefill is rarely as long as the one before it, and building a graph of its two product chains takes about as long as a short one computes.
 void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key);
 

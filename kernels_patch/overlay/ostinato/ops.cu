@@ -6,6 +6,8 @@
 
 #include "common.cuh"
 
+#include <limits>
+
 static constexpr int BLOCK = 256;
 
 // A step of up to so many routes and input floats is published and joined by few, fused kernels: launches cost more than the work.
@@ -500,12 +502,8 @@ const void * ostinato_graph_key(const ggml_cgraph * graph) {
 // A graph that uploads is not captured: what it copies ahead, the next graph waits for.
 void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
 #ifdef USE_CUDA_GRAPH
-    const ggml_tensor * publish = first_publish(graph);
-    for (int n_tokens = 0; publish && n_tokens <= TOKENS_APART; ++n_tokens) {
-        const auto kept = ctx.cuda_graphs.find(key_of(graph, *ostinato_mailbox_of(publish), n_tokens));
-        if (kept != ctx.cuda_graphs.end()) {
-            kept->second->last_used_time = ggml_time_us();
-        }
+    if (first_publish(graph)) {
+        ctx.last_graph_eviction_sweep = std::numeric_limits<int64_t>::max(); // never again: there is one graph for each number of tokens
     }
     const auto found = ctx.cuda_graphs.find(key);
     if (found == ctx.cuda_graphs.end()) {
@@ -513,7 +511,8 @@ void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * g
     }
     bool is_uploading = false;
     for (int i = 0; i < graph->n_nodes && !is_uploading; ++i) {
-        is_uploading = ostinato_op_of(graph->nodes[i]) == OSTINATO_OP_STAGE;
+        const ggml_tensor * node = graph->nodes[i];
+        is_uploading = ostinato_op_of(node) == OSTINATO_OP_PUBLISH && node->src[2] && node->op_params[OSTINATO_PARAM_SHARE] <= OSTINATO_STAGED;
     }
     if (is_uploading) { // without the properties of the last one it counts as another graph, which is not captured at once
         found->second->uid = 0;

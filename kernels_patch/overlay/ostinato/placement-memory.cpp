@@ -45,13 +45,14 @@ void ostinato_placement::claim_memory() {
         const size_t available = std::min(free_bytes - std::min(free_bytes, limits.margin_bytes), limits.pool_bytes);
         const size_t least    = g->pool->capacity(); // with nothing hot
         const bool is_all_hot = available >= all_hot;
+        size_t least_lent = 0;
         size_t lent = 0;
         if (!is_all_hot && may_stage()) {
-            const size_t least_lent = ostinato_expert_pool::least_lent(g->pool_layers);
-            const size_t share = (size_t) ((available - std::min(available, least))*limits.staging_share);
+            const size_t left   = available - std::min(available, least);
             const size_t wanted = limits.staging_experts > 0 ? lent_for(*g, limits.staging_experts) : 0;
             const size_t most   = lent_for(*g, std::numeric_limits<int32_t>::max());
-            lent = std::clamp(std::max(share, wanted), least_lent, std::max(least_lent, most));
+            least_lent = ostinato_expert_pool::least_lent(g->pool_layers);
+            lent = std::clamp(std::max((size_t) (left*limits.staging_share), wanted), least_lent, std::max(least_lent, std::min(left, most)));
         }
         size_t capacity = std::max(least, is_all_hot ? all_hot : available - std::min(available, lent));
         g->pool.reset(); // before the next one: memory may be short
@@ -59,7 +60,8 @@ void ostinato_placement::claim_memory() {
             try {
                 g->pool = std::make_unique<ostinato_expert_pool>(g->pool_layers, g->memory, capacity, lent);
             } catch (const std::bad_alloc &) { // less than was free a moment ago
-                GGML_ASSERT(capacity > least && "the memory that the pool had before is gone");
+                GGML_ASSERT((capacity > least || lent > least_lent) && "the memory that the pool had before is gone");
+                lent     = capacity > least ? lent : std::max(least_lent, lent/8*7);
                 capacity = std::max(least, capacity/8*7);
             }
         }

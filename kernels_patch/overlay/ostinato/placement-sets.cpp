@@ -52,13 +52,14 @@ hot_sets ostinato_placement::shrink(const hot_sets & hot, bool is_learned) const
 
 static constexpr double LENT_UNLEARNED = 0.375; // of a GPU's memory for experts; profiles/borrowing.py has it from replays
 
-// Without knowledge of what is used, a hot expert serves less than the same memory lent to what a session uses.
+// Without knowledge of what is used, a hot expert serves less than the same memory lent to what a session uses: as far as all layers reach half of it.
 size_t ostinato_placement::unlearned_bytes(const group & g) const {
+    const size_t total = g.pool->used() + g.pool->lent();
+    const size_t kept  = (size_t) (total*(1.0 - LENT_UNLEARNED*limits.borrow_percent/100));
     bool is_lent = g.borrower != nullptr;
     for (size_t i = 0; i < g.layers.size(); ++i) {
-        is_lent &= g.pool->lent_places(i).n > 0;
+        is_lent &= g.pool_layers[i].n_zero_slots == 0 && (kept + total)/2 <= g.pool->reach(i);
     }
-    const size_t kept = (size_t) ((g.pool->used() + g.pool->lent())*(1.0 - LENT_UNLEARNED));
     return is_lent ? std::min(kept, g.pool->capacity()) : g.pool->capacity();
 }
 
@@ -91,6 +92,7 @@ void ostinato_placement::place_cold(const hot_sets & hot) {
         int32_t expert;
     };
     std::vector<transfer> transfers;
+    arena->forget_refusal();
     for (const bool is_leaving : { true, false }) { // places are free before they are asked for
         for (size_t i = 0; i < layers.size(); ++i) {
             if (kind_of[i] < 0) {

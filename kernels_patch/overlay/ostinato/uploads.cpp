@@ -39,6 +39,7 @@ void ostinato_uploads::decide(
         const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers, const ostinato_speeds & speeds,
         const ostinato_cold_routes & all, ostinato_cold_routes & kept) {
     const ostinato_cold_layer & layer = layers[request.layer];
+    const int32_t n_places     = places_of(*layer.staging); // once: the next pass may be announced meanwhile
     const int64_t expert_bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
     const uint32_t now         = epoch.load();
     const bool is_same_pass    = last.epoch == now && last.layer + 1 == request.layer && last.n_tokens == request.n_tokens;
@@ -60,12 +61,12 @@ void ostinato_uploads::decide(
     const ostinato_upload_costs costs = is_all ? ostinato_upload_costs { 0.0 } : log.costs(request.n_tokens, speeds.link);
     double expected = 0.0;
     const std::vector<int32_t> chosen =
-        ostinato_choose_uploads(speeds, costs, expert_bytes, rows, places_of(*layer.staging), is_ahead ? head_start : 0.0, expected);
+        ostinato_choose_uploads(speeds, costs, expert_bytes, rows, n_places, is_ahead ? head_start : 0.0, expected);
 
     std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
     mailbox.request->n_copies     = 0;
     mailbox.request->n_prefetched = 0;
-    is_taken.assign(places_of(*layer.staging), 0);
+    is_taken.assign(n_places, 0);
     stage(mailbox, layer, chosen, all, is_ahead);
 
     const bool is_followed = request.is_followed && ostinato_staging_of(layers[request.layer + 1], limits, request.n_tokens);
@@ -78,7 +79,7 @@ void ostinato_uploads::decide(
     last.n_tokens    = request.n_tokens;
     last.is_followed = is_followed;
     last.cpu         = 0.0;
-    last.expected    = expected;
+    last.expected    = is_all ? 0.0 : expected;
 
     kept.cold.clear();
     kept.groups.clear();
@@ -104,9 +105,11 @@ void ostinato_uploads::end(const ostinato_request & request, const ostinato_cold
 void ostinato_uploads::learn(const ostinato_request & request) {
     if (last.bytes > 0 && last.cpu > 0.0 && request.copy_us > 0) {
         log.add_shared(request.n_tokens, { request.copy_us*1e-6/last.bytes, request.hot_us*1e-6, request.chain_us*1e-6, last.cpu });
-        n_steps++;
-        ns          += (uint64_t) (1e9*std::max(last.cpu_seconds, 1e-6*(std::max(request.hot_us, request.copy_us) + request.chain_us)));
-        expected_ns += (uint64_t) (1e9*last.expected);
+        if (last.expected > 0.0) {
+            n_steps++;
+            ns          += (uint64_t) (1e9*std::max(last.cpu_seconds, 1e-6*(std::max(request.hot_us, request.copy_us) + request.chain_us)));
+            expected_ns += (uint64_t) (1e9*last.expected);
+        }
     }
 }
 

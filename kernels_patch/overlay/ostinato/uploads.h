@@ -116,7 +116,7 @@ private:
         int64_t bytes    = 0;   // uploaded
         double cpu       = 0.0; // what the CPU branch took, over what its speeds say; 0: unknown
         double cpu_seconds = 0.0;
-        double expected  = 0.0; // seconds of the whole step
+        double expected  = 0.0; // seconds of the whole step; 0: nothing was
         std::vector<int32_t> place_of; // (n_experts of the next layer), -1: none
     } last;
 };

@@ -17,7 +17,7 @@ def device(**values: Any) -> dict[str, Any]:
         "cpu_row_bytes_per_s": 8e6,
         "cpu_rows_bytes_per_s": 1e6,
         "link_bytes_per_s": 2e6,
-        "pool_capacity": 14_000,
+        "pool_used": 14_000,
         "staging_bytes": 2_000,
     }
     return {**known, **values}

@@ -67,7 +67,7 @@ def test_a_set_that_leaves_less_memory_to_be_lent_is_expected_to_have_less_serve
     smaller = dataclasses.replace(GIVEN, running=np.array([[True, False, False, False]] * 2), timing=timing)
     proposal = make_plan(smaller).proposal
     assert proposal is not None
-    # Four sevenths of a slot behind four hot experts, two more behind two.
+    # Four sevenths of a slot are lent behind four hot experts, two more behind two.
     less = cost.with_memory_lent((4 / 7) / (4 / 7 + 2))
     assert proposal.tpot_ms_predicted == pytest.approx(10 + float(less.ms(8 / 42)))
     same = make_plan(dataclasses.replace(GIVEN, timing=timing)).proposal

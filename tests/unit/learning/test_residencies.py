@@ -242,10 +242,33 @@ def test_while_nothing_is_learned_the_engine_lends_more_memory(generations: Gene
     planned = sets.plan(facts, capacity).proposal
     assert planned is not None
     assert favours(planned.hot) == [[1, 2], [1, 2]]
-    assert favours(sets.default(facts, capacity, planned.hot)) == [[0, 2], [0, 2]]
-    first = sets.running(model.digest)
-    assert first is not None
-    assert favours(sets.default(facts, capacity, first)) == [[0], [0]]
+    assert favours(sets.default(facts, capacity)) == [[0, 2], [0, 2]]
+
+
+def test_a_first_set_follows_what_the_engine_has_to_lend(generations: Generations, model: ModelRecord) -> None:
+    sets = residencies(generations, fraction=0.0)
+    facts = sets.facts(model)
+    assert facts is not None
+    (size,) = set(facts.experts.expert_bytes)
+    sets.learn_capacity(facts, {"pool_bytes": [4 * size]})
+    assert hot_of(sets, model) == [[0, 2], [0, 2]]
+    # An engine that lends memory, or has less to lend, gets a smaller one; one that has more keeps what it has.
+    for room, made in ((2, 2), (3, 2), (2, 2)):
+        sets.learn_capacity(facts, {"pool_bytes": [4 * size], "unlearned_bytes": [room * size]})
+        assert hot_of(sets, model) == [[0], [0]]
+        assert len(generations.history(model.digest)) == made
+    # Where so little is left that it holds none, all of it is for hot experts: once, not at every load.
+    sets.learn_capacity(facts, {"pool_bytes": [4 * size], "unlearned_bytes": [size // 2]})
+    for _ in range(2):
+        assert hot_of(sets, model) == [[0], [0]]
+    generations.restore_file(model.digest, 2)
+
+
+def test_flat_routes_that_were_logged_before_make_no_first_set(generations: Generations, model: ModelRecord) -> None:
+    flat = [logged([], at=at) for at in range(3)]
+    assert hot_of(residencies(generations, flat), model) == [[0, 2], [0, 2]]
+    (first,) = generations.history(model.digest)
+    assert first.source == "day0"
 
 
 def test_an_imatrix_fills_all_of_the_memory(generations: Generations, model: ModelRecord) -> None:
