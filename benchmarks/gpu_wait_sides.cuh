@@ -4,6 +4,7 @@
 
 #include "gpu_wait_calls.h"
 #include "ostinato/mailbox.h"
+#include "ostinato/mailbox-words.cuh"
 
 #include <cuda_runtime.h>
 
@@ -24,20 +25,6 @@ struct join_checks {
     uint32_t n_joined; // layers whose answer was added
     uint32_t n_wrong;  // floats of another layer's answer
 };
-
-static __device__ __forceinline__ uint32_t load_volatile(const uint32_t * word) {
-    return *(const volatile uint32_t *) word;
-}
-
-static __device__ __forceinline__ void store_volatile(uint32_t * word, const uint32_t value) {
-    *(volatile uint32_t *) word = value;
-}
-
-static __device__ __forceinline__ uint64_t now_ns() {
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-    return ns;
-}
 
 static __global__ void work(const long long cycles) {
     const long long begin = clock64();

@@ -100,8 +100,8 @@ def read_layer(model: Path, number: int) -> Layer:
         raise SystemExit(f"expected {', '.join(names)} of MXFP4 in {model}")
     n_in, n_ff, n_experts = found[names[0]].shape
     used = header.fields[f"{header.fields['general.architecture']}.expert_used_count"]
-    offsets = tuple(found[name].offset for name in names)
-    return Layer(str(model.resolve()), offsets, n_in, n_ff, n_experts, used)  # type: ignore[arg-type]  # three names
+    gate, up, down = (found[name].offset for name in names)
+    return Layer(str(model.resolve()), (gate, up, down), n_in, n_ff, n_experts, used)
 
 
 def hot_experts(rng: np.random.Generator, layer: Layer, share: float) -> NDArray[np.bool_]:

@@ -84,27 +84,15 @@ def is_idle(daemon: RunningDaemon) -> bool:
     return slots_at_work(daemon) == 0 and in_flight(daemon) == 0
 
 
+def chat(text: str) -> dict[str, Any]:
+    """What OpenAI's and Anthropic's dialects have in common."""
+    messages = turn(text)
+    return {"model": "tiny", "messages": messages, "stream": True, "ignore_eos": True, "max_tokens": MAX_TOKENS}
+
+
 BODIES: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
-    "openai": (
-        "/v1/chat/completions",
-        lambda text: {
-            "model": "tiny",
-            "messages": turn(text),
-            "stream": True,
-            "ignore_eos": True,
-            "max_tokens": MAX_TOKENS,
-        },
-    ),
-    "anthropic": (
-        "/v1/messages",
-        lambda text: {
-            "model": "tiny",
-            "messages": turn(text),
-            "stream": True,
-            "ignore_eos": True,
-            "max_tokens": MAX_TOKENS,
-        },
-    ),
+    "openai": ("/v1/chat/completions", chat),
+    "anthropic": ("/v1/messages", chat),
     "responses": (
         "/v1/responses",
         lambda text: {

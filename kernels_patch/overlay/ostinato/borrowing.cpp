@@ -71,11 +71,15 @@ ostinato_borrower::expert_sets ostinato_borrower::borrowed() {
     return found;
 }
 
-void ostinato_borrower::stop() {
-    std::unique_lock<std::mutex> lock(mutex);
+void ostinato_borrower::end_uploads(std::unique_lock<std::mutex> & lock) {
     generation++;
     changed.notify_all();
     changed.wait(lock, [&] { return !is_copying; });
+}
+
+void ostinato_borrower::stop() {
+    std::unique_lock<std::mutex> lock(mutex);
+    end_uploads(lock);
     places.clear();
 }
 
@@ -121,11 +125,9 @@ void ostinato_borrower::give_back(const char * limit) {
         return; // since the last decode step
     }
     std::unique_lock<std::mutex> lock(mutex);
-    generation++;
     is_staging.store(true);
     returned_to = std::max(returned_to, limit);
-    changed.notify_all();
-    changed.wait(lock, [&] { return !is_copying; });
+    end_uploads(lock);
     for (lent_place & place : places) {
         if (place.id >= 0 && (place.data < limit || !place.is_serving)) {
             put(place, false);
@@ -144,9 +146,7 @@ void ostinato_borrower::put(lent_place & place, bool is_serving) {
 size_t ostinato_borrower::set(const expert_sets & wanted) {
     std::unique_lock<std::mutex> lock(mutex);
     is_manual = true;
-    generation++;
-    changed.notify_all();
-    changed.wait(lock, [&] { return !is_copying; });
+    end_uploads(lock);
     is_staging.store(false);
     returned_to = nullptr;
     size_t n = 0;

@@ -89,6 +89,7 @@ private:
     double score(const expert & e) const { return sums[e.layer][e.id]; }
     std::vector<upload> choose(size_t at_most);
     bool is_worth_it(const expert & newcomer, const lent_place & place) const;
+    void end_uploads(std::unique_lock<std::mutex> & lock); // those chosen before are void, and the one being copied is over
     bool switch_tables(std::unique_lock<std::mutex> & lock, uint64_t now);
     bool copy(std::unique_lock<std::mutex> & lock, const upload & u, uint64_t now);
     void lend(std::unique_lock<std::mutex> & lock, const std::vector<upload> & uploads);

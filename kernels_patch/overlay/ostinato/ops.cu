@@ -1,6 +1,7 @@
 // CUDA implementation of the operators in ops.h.
 
 #include "ostinato/mailbox.h"
+#include "ostinato/mailbox-words.cuh"
 #include "ostinato/ops-cuda.h"
 #include "ostinato/skip.cuh"
 
@@ -13,20 +14,6 @@ static constexpr int BLOCK = 256;
 // A step of up to so many routes and input floats is published and joined by few, fused kernels: launches cost more than the work.
 static constexpr int64_t SMALL_ROUTES = 1024;
 static constexpr int64_t SMALL_INPUTS = 64*1024;
-
-static __device__ __forceinline__ uint32_t load_volatile(const uint32_t * word) {
-    return *(const volatile uint32_t *) word;
-}
-
-static __device__ __forceinline__ void store_volatile(void * word, const uint32_t value) {
-    *(volatile uint32_t *) word = value;
-}
-
-static __device__ __forceinline__ uint64_t now_ns() {
-    uint64_t ns;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-    return ns;
-}
 
 static __device__ __forceinline__ uint32_t micros_between(const uint64_t begin_ns, const uint64_t end_ns) {
     return end_ns > begin_ns ? (uint32_t) min((end_ns - begin_ns)/1000, (uint64_t) 1000000000) : 0;
@@ -479,12 +466,6 @@ bool ostinato_cuda_compute_forward(ggml_backend_cuda_context & ctx, ggml_tensor 
 
 static constexpr int TOKENS_APART = 9; // passes of so many tokens and more share a CUDA graph
 
-// A key within the first node, which is nobody else's, for graphs over so many tokens and this memory of the mailbox: captured arguments are frozen.
-static const void * key_of(const ggml_cgraph * graph, const ostinato_mailbox & mailbox, const int n_tokens) {
-    static_assert(sizeof(ggml_tensor) >= 256, "keys lie within a node");
-    return (const char *) graph->nodes[0] + 1 + mailbox.generation % 16*16 + n_tokens;
-}
-
 static const ggml_tensor * first_publish(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; ++i) {
         if (ostinato_op_of(graph->nodes[i]) == OSTINATO_OP_PUBLISH && graph->nodes[i]->src[2]) {
@@ -494,17 +475,24 @@ static const ggml_tensor * first_publish(const ggml_cgraph * graph) {
     return nullptr;
 }
 
+// An address within the first node, which is nobody else's, for so many tokens and this memory of the mailbox: captured arguments are frozen.
 const void * ostinato_graph_key(const ggml_cgraph * graph) {
+    static_assert(sizeof(ggml_tensor) >= 256, "keys lie within a node");
     const ggml_tensor * publish = first_publish(graph);
-    return publish ? key_of(graph, *ostinato_mailbox_of(publish), std::min<int64_t>(publish->src[0]->ne[1], TOKENS_APART)) : nullptr;
+    if (!publish) {
+        return nullptr;
+    }
+    const int64_t n_tokens = std::min<int64_t>(publish->src[0]->ne[1], TOKENS_APART);
+    return (const char *) graph->nodes[0] + 1 + ostinato_mailbox_of(publish)->generation % 16*16 + n_tokens;
 }
 
 // A graph that uploads is not captured: what it copies ahead, the next graph waits for.
 void ostinato_begin_graph(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, const void * key) {
 #ifdef USE_CUDA_GRAPH
-    if (first_publish(graph)) {
-        ctx.last_graph_eviction_sweep = std::numeric_limits<int64_t>::max(); // never again: there is one graph for each number of tokens
+    if (!first_publish(graph)) {
+        return;
     }
+    ctx.last_graph_eviction_sweep = std::numeric_limits<int64_t>::max(); // never again: there is one graph for each number of tokens
     const auto found = ctx.cuda_graphs.find(key);
     if (found == ctx.cuda_graphs.end()) {
         return;
