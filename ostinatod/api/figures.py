@@ -33,6 +33,11 @@ class FiguresReader:
             self._read(json.loads(content))
 
     @property
+    def tell_the_end(self) -> bool:
+        """Whether the engine has told why the answer ended; only its figures can follow."""
+        return self._finish_reason is not None
+
+    @property
     def figures(self) -> Figures:
         """What was told."""
         cached = _number(self._timings.get("cache_n"))

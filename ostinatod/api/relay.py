@@ -1,7 +1,8 @@
 """One request, from the client to an engine and back: load, wait, forward, stream, and stop when the client leaves.
 
 Everything a request waits for happens inside one task. When the client disconnects that task is cancelled, which leaves
-the queue, stops waiting for the load, or closes the connection to the engine; the engine stops computing on that.
+the queue, stops waiting for the load, or closes the connection to the engine; the engine stops computing on that. An
+answer whose end the client has been told is not cancelled: nothing is left to compute.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class EngineRelay(Response):
 
         self._exchanges.enter(exchange, cancel)
         try:
-            await run_until_disconnect(receive, working)
+            # Clients close as soon as they have read why the answer ended, before the engine's last words have passed.
+            await run_until_disconnect(receive, working, lambda: self._figures.tell_the_end)
         finally:
             self._exchanges.leave(exchange, told)
             log.info(

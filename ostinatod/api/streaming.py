@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -15,6 +15,10 @@ from ostinatod.api.errors import error_response, native_body
 from ostinatod.errors import OstinatoError
 
 
+ENDING_PATIENCE_S = 1.0
+"""For work that is ending by itself when its client leaves."""
+
+
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Return when the tasks have ended, cancelling those that have not."""
     for task in tasks:
@@ -22,12 +26,19 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.wait(tasks)
 
 
-async def run_until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Run `work`; cancel it as soon as the client has gone. Returns when it has ended either way."""
+async def run_until_disconnect(
+    receive: Receive, work: Awaitable[None], is_ending: Callable[[], bool] = lambda: False
+) -> None:
+    """Run `work`; cancel it as soon as the client has gone. Returns when it has ended either way.
+
+    is_ending   whether the client has what it came for: then the work gets ENDING_PATIENCE_S to end by itself
+    """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if is_ending():
+            await asyncio.wait({working}, timeout=ENDING_PATIENCE_S)
     finally:
         await cancel_and_wait(working, watching)
     if not working.cancelled():

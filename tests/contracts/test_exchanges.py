@@ -136,6 +136,39 @@ def test_observers_are_told_of_clients_that_leave(shared: RunningApp, told: Note
     eventually(lambda: told.calls == ["queued", "admitted", "cancelled"], "the cancellation is told")
 
 
+def leave_at_the_end(app: RunningApp, command: str) -> None:
+    """Read a stream up to why the answer ended, and close the connection there."""
+    body = {"model": "m", "messages": [{"role": "user", "content": command}], "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    with (
+        httpx.Client(base_url=app.url, trust_env=False) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        seen = b""
+        for chunk in answer.iter_raw():
+            seen += chunk
+            if b'"finish_reason":"stop"' in seen:
+                return
+    pytest.fail("the stream ended first")
+
+
+def test_a_client_that_leaves_when_it_has_its_answer_cancels_nothing(shared: RunningApp, told: Notes) -> None:
+    leave_at_the_end(shared, "!lingers")
+    eventually(lambda: len(told.calls) == 4, "the end is told")
+    assert told.calls == ["queued", "admitted", "first_byte", "finished"]
+    assert told.figures == [Figures(3, 2, 1, "stop", 1.0, 2.0)]
+
+
+def test_an_engine_that_does_not_end_its_answer_is_left_soon_after_its_client_did(
+    start_app: StartApp, scripted_engine: ScriptedEngine
+) -> None:
+    notes = Notes()
+    app = start_app(scripted_engine, observers=(notes,))
+    leave_at_the_end(app, "!stuck")
+    eventually(lambda: notes.calls == ["queued", "admitted", "first_byte", "cancelled"], "the end is told", 5)
+    eventually(lambda: scripted_engine.events("gone"), "the engine is told", 3)
+
+
 def slow(duration_s: float) -> list[Any]:
     return [{"role": "user", "content": f"!slow {duration_s}"}]
 

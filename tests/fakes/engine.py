@@ -247,6 +247,7 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(b"data: " + json.dumps({"error": broken}, separators=(",", ":")).encode() + b"\n\n")
         else:
             self.chunk(chunk({}, reason=reason))
+            self.wait(LINGERS_S.get(command, 0))
             if (fields.get("stream_options") or {}).get("include_usage"):
                 self.chunk(chunk(None, usage=usage, timings=timings))
             self.chunk(b"data: [DONE]\n\n")
@@ -328,8 +329,12 @@ SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
         "tool_calls",
     ),
     "!unreadable": ([{"role": "assistant", "content": None}, {"content": "so far"}], "stop"),
+    "!lingers": ([{"role": "assistant", "content": None}, {"content": "all"}], "stop"),
+    "!stuck": ([{"role": "assistant", "content": None}, {"content": "all"}], "stop"),
     "!cut": ([{"role": "assistant", "content": None}, {"content": "cut"}], "length"),
 }
+LINGERS_S = {"!lingers": 0.3, "!stuck": 60.0}
+"""Between why an answer ended and the last of its stream."""
 
 
 def main(arguments: list[str]) -> int:
