@@ -1,4 +1,4 @@
-// The operations of AVX-512 that row-dots.h uses, in software: its kernels then run, slowly, on any CPU with AVX2. Included before row-dots.h.
+// The operations of AVX-512 that row-dots.h and row-tiles.h use, in software: their kernels then run, slowly, on any CPU with AVX2. Included before them.
 
 #pragma once
 
@@ -69,6 +69,37 @@ static inline __m512i model_broadcast_i64x4(__m256i v) {
     model512 r;
     r.halves[0] = r.halves[1] = v;
     return r;
+}
+
+static inline __m512i model_castsi128_si512(__m128i v) {
+    model512 r;
+    r.quarters[0] = v;
+    return r;
+}
+
+static inline __m512i model_inserti32x4(model512 v, __m128i quarter, int at) {
+    v.quarters[at] = quarter;
+    return v;
+}
+
+static inline __m512i model_unpack_epi32(model512 a, model512 b, int first) {
+    return each_32([&](int i) { return (i % 2 ? b : a).u32[i/4*4 + first + i % 4/2]; });
+}
+
+static inline __m512i model_unpacklo_epi32(model512 a, model512 b) {
+    return model_unpack_epi32(a, b, 0);
+}
+
+static inline __m512i model_unpackhi_epi32(model512 a, model512 b) {
+    return model_unpack_epi32(a, b, 2);
+}
+
+static inline __m512i model_unpacklo_epi64(model512 a, model512 b) {
+    return each_32([&](int i) { return (i % 4 < 2 ? a : b).u32[i/4*4 + i % 2]; });
+}
+
+static inline __m512i model_unpackhi_epi64(model512 a, model512 b) {
+    return each_32([&](int i) { return (i % 4 < 2 ? a : b).u32[i/4*4 + 2 + i % 2]; });
 }
 
 static inline __m512i model_inserti64x4(model512 v, __m256i half, int at) {
@@ -152,6 +183,48 @@ static inline __m512i model_and_si512(model512 a, model512 b) {
     return each_32([&](int i) { return a.u32[i] & b.u32[i]; });
 }
 
+static inline __m512i model_or_si512(model512 a, model512 b) {
+    return each_32([&](int i) { return a.u32[i] | b.u32[i]; });
+}
+
+static inline __m512i model_xor_si512(model512 a, model512 b) {
+    return each_32([&](int i) { return a.u32[i] ^ b.u32[i]; });
+}
+
+static inline __m512i model_srli_epi16(model512 v, unsigned n) {
+    for (uint16_t & word : v.u16) {
+        word = (uint16_t) (word >> n);
+    }
+    return v;
+}
+
+static inline __m512i model_srl_epi16(model512 v, __m128i n) {
+    return model_srli_epi16(v, (unsigned) _mm_cvtsi128_si32(n));
+}
+
+static inline __m512i model_slli_epi16(model512 v, unsigned n) {
+    for (uint16_t & word : v.u16) {
+        word = (uint16_t) (word << n);
+    }
+    return v;
+}
+
+static inline __m512i model_slli_epi32(model512 v, unsigned n) {
+    return each_32([&](int i) { return v.u32[i] << n; });
+}
+
+static inline __m512i model_add_epi32(model512 a, model512 b) {
+    return each_32([&](int i) { return a.u32[i] + b.u32[i]; });
+}
+
+static inline __m512i model_sub_epi32(model512 a, model512 b) {
+    return each_32([&](int i) { return a.u32[i] - b.u32[i]; });
+}
+
+static inline __m512i model_max_epi32(model512 a, model512 b) {
+    return each_32([&](int i) { return a.s32[i] > b.s32[i] ? a.s32[i] : b.s32[i]; });
+}
+
 static inline __m512i model_srlv_epi16(model512 v, model512 n) {
     for (int i = 0; i < 32; ++i) {
         v.u16[i] = (uint16_t) (n.u16[i] < 16 ? v.u16[i] >> n.u16[i] : 0);
@@ -188,6 +261,20 @@ static inline __m512i model_maddubs_epi16(model512 a, model512 b) {
         r.s16[i] = (int16_t) sum;
     }
     return r;
+}
+
+static inline __m512i model_cvtepu8_epi32(__m128i v) {
+    const model512 bytes = model_castsi128_si512(v);
+    return each_32([&](int i) { return bytes.u8[i]; });
+}
+
+static inline __m512i model_cvtepi8_epi32(__m128i v) {
+    const model512 bytes = model_castsi128_si512(v);
+    return each_32([&](int i) { return bytes.s8[i]; });
+}
+
+static inline __m512 model_castsi512_ps(model512 v) {
+    return v;
 }
 
 static inline __m512i model_loadu_si512(const void * data) {
@@ -289,6 +376,17 @@ static inline __m512 model_fmadd_ps(model512 a, model512 b, model512 c) {
     return each_float([&](int i) { return std::fma(a.f32[i], b.f32[i], c.f32[i]); });
 }
 
+static inline __m512 model_fnmadd_ps(model512 a, model512 b, model512 c) {
+    return each_float([&](int i) { return std::fma(-a.f32[i], b.f32[i], c.f32[i]); });
+}
+
+static inline void model_store_ps(void * to, model512 v) {
+    if ((uintptr_t) to % 64) {
+        abort();
+    }
+    memcpy(to, &v, sizeof(v));
+}
+
 static inline float model_reduce_add_ps(model512 v) {
     for (int n = 8; n > 0; n /= 2) {
         for (int i = 0; i < n; ++i) {
@@ -339,3 +437,23 @@ static inline float model_reduce_add_ps(model512 v) {
 #define _mm512_sub_ps model_sub_ps
 #define _mm512_fmadd_ps model_fmadd_ps
 #define _mm512_reduce_add_ps model_reduce_add_ps
+#define _mm512_castsi128_si512 model_castsi128_si512
+#define _mm512_inserti32x4 model_inserti32x4
+#define _mm512_unpacklo_epi32 model_unpacklo_epi32
+#define _mm512_unpackhi_epi32 model_unpackhi_epi32
+#define _mm512_unpacklo_epi64 model_unpacklo_epi64
+#define _mm512_unpackhi_epi64 model_unpackhi_epi64
+#define _mm512_or_si512 model_or_si512
+#define _mm512_xor_si512 model_xor_si512
+#define _mm512_srli_epi16 model_srli_epi16
+#define _mm512_srl_epi16 model_srl_epi16
+#define _mm512_slli_epi16 model_slli_epi16
+#define _mm512_slli_epi32 model_slli_epi32
+#define _mm512_add_epi32 model_add_epi32
+#define _mm512_sub_epi32 model_sub_epi32
+#define _mm512_max_epi32 model_max_epi32
+#define _mm512_cvtepu8_epi32 model_cvtepu8_epi32
+#define _mm512_cvtepi8_epi32 model_cvtepi8_epi32
+#define _mm512_castsi512_ps model_castsi512_ps
+#define _mm512_fnmadd_ps model_fnmadd_ps
+#define _mm512_store_ps model_store_ps

@@ -11,7 +11,7 @@ struct amx_machine {
 
     // dwords[d], lane r: dword d of the 16 bytes at w + r*row_bytes.
     OSTINATO_AMX_INT8 static inline void transpose_rows(const char * w, size_t row_bytes, ints * dwords) {
-        avx512::transpose_rows(w, row_bytes, (__m512i *) dwords);
+        avx512::transpose_rows(avx512::tile_rows(w, row_bytes), 0, (__m512i *) dwords);
     }
 
     // Lane r: r*row_bytes.

@@ -2,6 +2,8 @@
 
 #include "row-kernels.h"
 
+#include "row-inputs.h"
+
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
 
@@ -25,14 +27,7 @@
 #endif
 #endif
 
-static constexpr int64_t SPLIT_BLOCK = 32; // columns per scale of a Q8_0 row
-
 static constexpr int64_t MAX_COLUMNS = 16384; // of rows in tiles of 256 bits, which keep a few words per block of each input
-
-// What tiles add to each weight, so that it is not negative.
-static constexpr int32_t weight_offset(ggml_type type) {
-    return type == GGML_TYPE_MXFP4 ? 12 : type == GGML_TYPE_Q4_0 ? 8 : 128;
-}
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t) 63;
@@ -53,26 +48,6 @@ static inline void prefetch(const char * data, size_t bytes) {
 
 #define OSTINATO_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx2,fma,f16c")))
 #define OSTINATO_AVX2   __attribute__((target("avx2,fma,f16c")))
-
-// Scales of MXFP4 blocks, halved, since its code values are doubled to be integers.
-struct e8m0_table {
-    float half[256];
-
-    e8m0_table() {
-        for (uint32_t e = 0; e < 256; ++e) {
-            const uint32_t bits = e < 2 ? 0x00200000u << e : (e - 1) << 23;
-            memcpy(&half[e], &bits, sizeof(bits));
-        }
-    }
-};
-
-static const e8m0_table E8M0;
-
-static inline int32_t dword_at(const void * data) {
-    int32_t v;
-    memcpy(&v, data, sizeof(v));
-    return v;
-}
 
 #include "row-dots.h"
 
@@ -190,18 +165,6 @@ static bool has_avx512() {
     return found;
 }
 
-// Input rows of `is_split`.
-struct split_inputs {
-    const char * const * x;
-    int64_t n;
-
-    split_inputs(const char * const * x, int, int64_t n, int32_t) : x(x), n(n) {}
-
-    const char * quants(int i, int64_t b) const { return x[i] + b*SPLIT_BLOCK; }
-    float scale(int i, int64_t b) const { return ((const float *) (x[i] + n))[b]; }
-    int32_t start(int i, int64_t b) const { return dword_at(x[i] + n + (n/SPLIT_BLOCK + b)*sizeof(float)); }
-};
-
 // Input rows of Q8_0 blocks. What a tile needs beyond their quants is computed once for both of its halves.
 class q8_0_inputs {
 public:
@@ -220,9 +183,7 @@ public:
         }
     }
 
-    const char * quants(int i, int64_t b) const { return (const char *) ((const block_q8_0 *) x[i])[b].qs; }
-    float scale(int i, int64_t b) const { return scales[i][b]; }
-    int32_t start(int i, int64_t b) const { return starts[i][b]; }
+    input_block at(int i, int64_t b) const { return { (const char *) ((const block_q8_0 *) x[i])[b].qs, &starts[i][b], &scales[i][b] }; }
 
 private:
     const char * const * x;
@@ -230,11 +191,17 @@ private:
     int32_t starts[16][MAX_COLUMNS/SPLIT_BLOCK];
 };
 
+// An operand that the instruction repeats itself: GCC loads it apart, which is half of the loop's work again.
+OSTINATO_AVX512 static inline __m512i dot_512(__m512i sum, __m512i u, const char * s) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(u), "m"(*(const int32_t *) s));
+    return sum;
+}
+
 #define OSTINATO_TILES avx512
 #define OSTINATO_TILES_TARGET OSTINATO_AVX512
 #define OSTINATO_TILES_BITS 512
 #define OSTINATO_TILES_INPUTS split_inputs
-#define OSTINATO_TILES_DOT(sum, u, s) _mm512_dpbusd_epi32(sum, u, s)
+#define OSTINATO_TILES_DOT(sum, u, s) dot_512(sum, u, s)
 #include "row-tiles.h"
 
 #if defined(__clang__) || __GNUC__ >= 11
@@ -250,7 +217,8 @@ private:
 #define OSTINATO_TILES_TARGET OSTINATO_AVX2
 #define OSTINATO_TILES_BITS 256
 #define OSTINATO_TILES_INPUTS q8_0_inputs
-#define OSTINATO_TILES_DOT(sum, u, s) _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)))
+#define OSTINATO_TILES_DOT(sum, u, s) \
+    _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(u, _mm256_set1_epi32(dword_at(s))), _mm256_set1_epi16(1)))
 #include "row-tiles.h"
 
 #if defined(__clang__) || __GNUC__ >= 11
@@ -259,7 +227,7 @@ private:
 #define OSTINATO_TILES_TARGET __attribute__((target("avxvnni,avx2,fma,f16c")))
 #define OSTINATO_TILES_BITS 256
 #define OSTINATO_TILES_INPUTS q8_0_inputs
-#define OSTINATO_TILES_DOT(sum, u, s) _mm256_dpbusd_avx_epi32(sum, u, s)
+#define OSTINATO_TILES_DOT(sum, u, s) _mm256_dpbusd_avx_epi32(sum, u, _mm256_set1_epi32(dword_at(s)))
 #include "row-tiles.h"
 
 // Leaf 7.1 of cpuid: the compiler's own test for it is younger than the instructions.
@@ -309,6 +277,7 @@ ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, in
             default: break;
         }
         kernel.tile = avx512::tile_of(type);
+        kernel.tile_from = type == GGML_TYPE_Q6_K ? 3 : 2;
 #ifdef OSTINATO_HAS_AMX
         static const bool is_amx = may_use_amx();
         if (most_bits >= OSTINATO_AMX_BITS && is_amx) {

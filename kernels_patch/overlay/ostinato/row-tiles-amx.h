@@ -212,7 +212,7 @@ struct rows {
     void prefetch_until(size_t end) {
         for (; prefetched < end; prefetched += 64) {
             for (int r = 0; r < OSTINATO_TILE; ++r) {
-                __builtin_prefetch(ahead + prefetched + r*row_bytes);
+                __builtin_prefetch(ahead + prefetched + r*row_bytes, 0, 2); // as row-tiles.h does
             }
         }
     }
