@@ -13,6 +13,9 @@ which may further have
 The first one has to be stock: its process counts the routes that choose the hot experts, reads the contexts that the
 others restore, and where it has no layer on the CPU, its times are the GPU's part of the floors (`floors.py`).
 
+With --copy-blocks 4,8,16 the first setting with hot experts is measured again with so many blocks of the kernel that
+uploads (`copy_blocks`). What each row's choice of uploads has learned is in the file as `upload_costs`, by device.
+
 Every setting times single tokens and prefills of --lengths new tokens behind each context of --depths. Its logits for
 fixed tokens are compared with the first setting's. Tokens are random, or with --sessions those of recorded ones
 (`agent_sessions.py`): the development part chooses the hot experts, and what is timed is text of the held-out part.
@@ -52,6 +55,22 @@ def read_planned(file: Path, experts: ModelExperts, pin_bytes: int) -> list[Plan
     return rows
 
 
+def with_copy_blocks(planned: Sequence[Planned], counts: Sequence[int]) -> list[Planned]:
+    """The rows, and behind the first one with hot experts the same with each of these numbers of `copy_blocks`."""
+    rows = list(planned)
+    at = next((number for number, row in enumerate(rows) if row.setting.kind == "ostinato"), None)
+    if at is not None:
+        first = rows[at]
+        rows[at + 1 : at + 1] = [
+            replace(
+                first,
+                setting=replace(first.setting, name=f"{first.setting.name}, {count} copy blocks", copy_blocks=count),
+            )
+            for count in counts
+        ]
+    return rows
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = common_arguments(__doc__)
@@ -60,6 +79,7 @@ def main(given: Sequence[str] | None = None) -> int:
     settings.add_argument("--preset", choices=("prefill-table",))
     parser.add_argument("--share", type=float, default=0.44, help="of the experts that are hot in the preset")
     parser.add_argument("--rows", default="", help="a pattern: only those rows of the preset, and the first one")
+    parser.add_argument("--copy-blocks", type=numbers, default=(), help="to try beside the engine's own: 4,8,16")
     parser.add_argument("--depths", type=numbers, default=DEPTHS)
     parser.add_argument("--lengths", type=numbers, default=LENGTHS)
     parser.add_argument("--decode-tokens", type=int, default=128)
@@ -74,6 +94,7 @@ def main(given: Sequence[str] | None = None) -> int:
         planned = [planned[0], *(row for row in planned[1:] if re.search(arguments.rows, row.setting.name))]
     else:
         planned = read_planned(arguments.settings, experts, arguments.pin_bytes)
+    planned = with_copy_blocks(planned, arguments.copy_blocks)
 
     common = {"depths": arguments.depths, "lengths": arguments.lengths, "repeats": arguments.repeats}
     with measured_rows(arguments, **common) as rows:

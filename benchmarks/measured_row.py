@@ -242,9 +242,10 @@ class Row:
         log = self.log.text
         self.result["gpu_bytes_used"] = used_bytes(self.model.bindings)
         self.result["devices"] = [values_of(device) for device in self.model.devices()]
+        self.result["upload_costs"] = [[asdict(costs) for costs in device] for device in self.model.upload_costs()]
         self.result["splits"] = re.findall(r"splits = ([\d /]*\d)", log)[-1:] or None
         self.result["memory"] = re.findall(r"(\w+) +(model|KV|compute) buffer size = +([\d.]+) MiB", log)
-        self.result["speeds"] = re.findall(r"measure_speeds: (.*)", log)
+        self.result["speeds"] = re.findall(r"measure_kind: (.*)", log)
         if self.counted:
             counted: dict[str, Any] = dict(self.counted)
             np.savez(Path(self.job.contexts, "counted.npz"), **counted)

@@ -30,6 +30,7 @@ from ostinatod.bindings_values import (
     ResidencyState,
     ResidencyStatus,
     RouteCounts,
+    UploadCosts,
 )
 from ostinatod.errors import AbiMismatch, EngineError
 from ostinatod.profiles.calibration import LayerTimes
@@ -47,6 +48,7 @@ __all__ = [
     "ResidencyState",
     "ResidencyStatus",
     "RouteCounts",
+    "UploadCosts",
     "check_abi",
     "load_bindings",
 ]
@@ -127,6 +129,15 @@ class Bindings:
         listing = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t))
         self._device_status = declare("ostinato_get_device_status", ctypes.c_int, *listing)
         self._decode_times = declare("ostinato_get_decode_times", ctypes.c_int, *listing)
+        self._upload_costs = declare(
+            "ostinato_get_upload_costs",
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.POINTER(ctypes.c_size_t),
+        )
 
     def start(self, takes: Callable[[str], bool] = lambda _: False) -> None:
         """Start llama.cpp's backends in this process. Of its log only errors go to stderr, but for pieces of text that
@@ -275,12 +286,25 @@ class Bindings:
             for times in self._listed(self._decode_times, model, abi.DecodeTimes)
         ]
 
-    def _listed(self, function: Any, model: int, structure: Any) -> Any:
-        """An array of all structures that a function of the library has for a model; it tells their number first."""
+    def upload_costs(self, model: int, device: int) -> list[UploadCosts]:
+        """What the choice of uploads of one device of `device_status` counts with by now, by ascending size of passes.
+
+        Raises EngineError where there is no such device.
+        """
+        return [
+            UploadCosts(*(getattr(costs, name) for name, _ in abi.LearnedCosts._fields_))
+            for costs in self._listed(self._upload_costs, model, abi.LearnedCosts, device)
+        ]
+
+    def _listed(self, function: Any, model: int, structure: Any, *of: int) -> Any:
+        """An array of all structures that a function of the library has for a model, or `of` a part of it.
+
+        The library tells their number first.
+        """
         found = ctypes.c_size_t()
-        self._check(function(model, None, 0, ctypes.byref(found)))
+        self._check(function(model, *of, None, 0, ctypes.byref(found)))
         items = (structure * found.value)()
-        self._check(function(model, items, found.value, ctypes.byref(found)))
+        self._check(function(model, *of, items, found.value, ctypes.byref(found)))
         return items
 
     def _check(self, status: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ostinatod.errors import AbiMismatch
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 """OSTINATO_ABI_VERSION of the header this module was written against."""
 
 BINDINGS_VERSION = "0.3.36"
@@ -45,6 +45,7 @@ class Config(ctypes.Structure):
         ("borrow_percent", ctypes.c_int32),
         ("prefetch_us", ctypes.c_int32),
         ("staging_experts", ctypes.c_int32),
+        ("copy_blocks", ctypes.c_int32),
     )
 
 
@@ -99,6 +100,17 @@ class DecodeTimes(ctypes.Structure):
         ("expert_bytes", ctypes.c_int64),
         ("steps", ctypes.c_uint64 * TIMED_COLD_ROUTES),
         ("ns", ctypes.c_uint64 * TIMED_COLD_ROUTES),
+    )
+
+
+class LearnedCosts(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int64),
+        ("link_bytes_per_s", ctypes.c_double),
+        ("hot_s", ctypes.c_double),
+        ("chain_s", ctypes.c_double),
+        ("cpu", ctypes.c_double),
+        ("cpu_alone", ctypes.c_double),
     )
 
 

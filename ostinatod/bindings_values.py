@@ -44,6 +44,7 @@ class PlacementOptions:
     borrow_percent   of the memory in which prefill stages uploads, lent to cold experts in decode; -1 for none
     prefetch_us      of the link, for a layer's uploads before its router has run; -1 for no prefetch
     staging_experts  least room of the memory in which prefill stages uploads
+    copy_blocks      of the kernel that uploads, and half of them of the one that copies ahead
     """
 
     two_branches: bool = False
@@ -58,6 +59,7 @@ class PlacementOptions:
     borrow_percent: int = 0
     prefetch_us: int = 0
     staging_experts: int = 0
+    copy_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class DeviceStatus:
     uploaded_bytes: int
     staging_bytes: int
     cpu_row_bytes_per_s: float
+    """measured, as the other speeds, with the kind of experts that takes most bytes"""
     cpu_rows_bytes_per_s: float
     link_bytes_per_s: float
     linked: int
@@ -110,6 +113,24 @@ class DeviceStatus:
     """measured speed at which the GPU computes its share in place beside the CPU branch; 0 where it has none"""
     pool_unlearned: int
     """of pool_room, what a set should take that nobody has learned: the rest serves better lent"""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadCosts:
+    """What the choice of uploads of one device counts with, in passes of `n_tokens` and less than twice as many.
+    Learned in the first layers that had such passes."""
+
+    n_tokens: int
+    link_bytes_per_s: float
+    """of uploads, beside the CPU branch"""
+    hot_s: float
+    """of the GPU for a layer's hot experts, beside both"""
+    chain_s: float
+    """and for those uploaded, after both hot experts and the last upload"""
+    cpu: float
+    """the CPU branch's time over what its speeds say, beside uploads"""
+    cpu_alone: float
+    """and without; 1 where that is not known"""
 
 
 @dataclass(frozen=True, slots=True)

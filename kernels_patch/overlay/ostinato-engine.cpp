@@ -21,6 +21,7 @@
 //   --ostinato-no-borrowing        none
 //   --ostinato-prefetch-us N       the link's head start on a layer's router, in prefill    default: as measured
 //   --ostinato-no-prefetch         uploads begin when a layer's router has run
+//   --ostinato-copy-blocks N       of the kernel that uploads, half of them ahead of a router default: as it was built
 //   --ostinato-timeout-ms N        longest wait for the CPU branch                          default: 20000
 
 #include "ostinato.h"
@@ -62,6 +63,7 @@ int main(int argc, char ** argv) {
     uint64_t staging_experts = 0;
     uint64_t borrow_percent = 0;
     uint64_t prefetch_us = 0;
+    uint64_t copy_blocks = 0;
     bool has_uploads = true;
     bool has_link    = true;
     bool has_borrowing = true;
@@ -77,6 +79,7 @@ int main(int argc, char ** argv) {
         { "--ostinato-staging-experts", &staging_experts },
         { "--ostinato-borrow-percent", &borrow_percent },
         { "--ostinato-prefetch-us", &prefetch_us },
+        { "--ostinato-copy-blocks", &copy_blocks },
     };
     std::vector<char *> rest;
     for (int i = 0; i < argc; ++i) {
@@ -125,6 +128,7 @@ int main(int argc, char ** argv) {
     config.staging_experts   = (int32_t) staging_experts;
     config.borrow_percent    = has_borrowing ? (int32_t) borrow_percent : -1;
     config.prefetch_us       = has_prefetch ? (int32_t) prefetch_us : -1;
+    config.copy_blocks       = (int32_t) copy_blocks;
     if (ostinato_configure(&config) != OSTINATO_OK) {
         fprintf(stderr, "--ostinato-%s\n", ostinato_last_error());
         return 1;

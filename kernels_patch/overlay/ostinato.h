@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define OSTINATO_ABI_VERSION 8
+#define OSTINATO_ABI_VERSION 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -84,6 +84,7 @@ struct ostinato_config {
     int32_t  borrow_percent;     // of the memory in which prefill stages uploads, lent to cold experts in decode; 0: all of it, -1: none
     int32_t  prefetch_us;        // time that the link has for a layer's uploads before its router has run; 0: as measured, -1: nothing is prefetched
     int32_t  staging_experts;    // least room of the memory in which prefill stages uploads, in experts of the largest layer; 0: an eighth of the pool, at most all of a layer
+    int32_t  copy_blocks;        // of the kernel that uploads, and half of them of the one that copies ahead; 0: as they were built
 };
 
 // Replaces the configuration. A residency file implies that routes are counted. One that is refused leaves the model on the stock nodes:
@@ -162,11 +163,11 @@ struct ostinato_device_status {
     uint64_t n_uploaded;    // experts
     uint64_t uploaded_bytes;
     uint64_t staging_bytes;
-    double   cpu_row_bytes_per_s;  // measured speeds: of the CPU branch with one row per expert,
+    double   cpu_row_bytes_per_s;  // measured speeds with the kind of experts that takes most bytes: of the CPU branch with one row per expert,
     double   cpu_rows_bytes_per_s; // with 16 rows,
     double   link_bytes_per_s;     // and of uploads; 0 where nothing was measured
     uint64_t n_linked;       // cold routes that the GPU computed a share of in place
-    int32_t  link_columns;   // that share, of the first layer that has one; 0 for none
+    int32_t  link_columns;   // that share, of the same kind of experts; 0 for none
     int32_t  hidden_columns; // and its experts' hidden columns
     uint64_t borrowed_bytes;   // in staging memory, of cold experts that it serves at this moment
     uint64_t n_borrowed;       // experts copied there since the model was loaded
@@ -207,6 +208,21 @@ struct ostinato_decode_times {
 // Fills layers[0 .. n - 1] and sets `n_layers` to how many there are.
 LLAMA_API enum ostinato_status ostinato_get_decode_times(
     const struct llama_model * model, struct ostinato_decode_times * layers, size_t n, size_t * n_layers);
+
+// What the choice of uploads counts with in passes of a size: learned in the first layers that had such passes, and fixed then.
+struct ostinato_learned_costs {
+    int64_t n_tokens;         // of the smallest such passes; the largest have less than twice as many
+    double  link_bytes_per_s; // of uploads, beside the CPU branch
+    double  hot_s;            // of the GPU for a layer's hot experts, beside both
+    double  chain_s;          // and for those uploaded, after both hot experts and the last upload
+    double  cpu;              // the CPU branch's time over what its speeds say: beside uploads,
+    double  cpu_alone;        // and without; 1 where that is not known
+};
+
+// Of device number `device` in the order of ostinato_get_device_status, by ascending size: fills costs[0 .. n - 1] and sets `n_costs` to how many there are, 0 for
+// one that has learned none yet. INVALID_ARGUMENT where there is no such device.
+LLAMA_API enum ostinato_status ostinato_get_upload_costs(
+    const struct llama_model * model, size_t device, struct ostinato_learned_costs * costs, size_t n, size_t * n_costs);
 
 #ifdef __cplusplus
 }

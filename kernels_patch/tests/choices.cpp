@@ -1,8 +1,12 @@
-// The choices of upload-choice.h are the best of all, by their own model of time. A part of ostinato-test-operators.
+// The choices of upload-choice.h are the best of all, by their own model of time, and layers count with the speeds that speed-kinds.h says. A part of
+// ostinato-test-operators.
 
 #include "checks.h"
 
+#include "ostinato/speed-kinds.h"
 #include "ostinato/upload-choice.h"
+
+#include "ggml-cpp.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -95,9 +99,78 @@ void check_link_choice() {
     }
 }
 
+// Layers whose experts have the same types and shapes are of one kind, wherever they are.
+void check_speed_kinds() {
+    struct made { ggml_type up, down; int64_t n_ff, n_experts; };
+    const std::vector<made> wanted = {
+        { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, 512, 8 }, { GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, 512, 8 }, { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K, 512, 8 },
+        { GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, 256, 64 }, { GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, 512, 8 }, { GGML_TYPE_Q4_K, GGML_TYPE_Q4_K, 512, 8 },
+    };
+    const ggml_context_ptr ctx(ggml_init({ 2*wanted.size()*ggml_tensor_overhead(), nullptr, true }));
+    std::vector<ostinato_expert_ffn> ffns(wanted.size());
+    std::vector<const ostinato_expert_ffn *> layers;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+        ffns[i].gate_up = ggml_new_tensor_3d(ctx.get(), wanted[i].up, 256, 2*wanted[i].n_ff, wanted[i].n_experts);
+        ffns[i].down    = ggml_new_tensor_3d(ctx.get(), wanted[i].down, wanted[i].n_ff, 256, wanted[i].n_experts);
+        layers.push_back(&ffns[i]);
+    }
+    const std::vector<ostinato_speed_kind> kinds = ostinato_speed_kinds(layers);
+    const std::vector<std::vector<size_t>> expected = { { 0, 2 }, { 1, 4, 5 }, { 3 } };
+    if (kinds.size() != expected.size()) {
+        return fail("%zu kinds of experts in place of %zu", kinds.size(), expected.size());
+    }
+    for (size_t k = 0; k < kinds.size(); ++k) {
+        const size_t bytes = ggml_nbytes(ffns[expected[k][0]].gate_up) + ggml_nbytes(ffns[expected[k][0]].down); // of a layer
+        if (kinds[k].layers != expected[k] || kinds[k].bytes != bytes*expected[k].size() ||
+                kinds[k].expert_bytes != (int64_t) bytes/wanted[expected[k][0]].n_experts || kinds[k].measured != -1) {
+            fail("kind %zu has other layers or bytes than its experts", k);
+        }
+    }
+    // one layer of 64 small experts has more bytes than three of 8 larger ones
+    if (ostinato_main_kind(kinds) != 2 || ostinato_main_kind({ kinds[0], kinds[1] }) != 1 || ostinato_main_kind({ kinds[0], kinds[0] }) != 0) {
+        fail("the kind with the most bytes is another one than number %zu", ostinato_main_kind(kinds));
+    }
+    if (ostinato_type_names(kinds[0].types) != "gate_up q4_K, down q6_K") {
+        fail("types are told as %s", ostinato_type_names(kinds[0].types).c_str());
+    }
+}
+
+// Whose speeds stand for each kind, and in which order they are measured.
+void check_measuring_plan() {
+    constexpr ggml_type NONE = GGML_TYPE_COUNT;
+    constexpr ggml_type Q4 = GGML_TYPE_Q4_K, Q5 = GGML_TYPE_Q5_K, Q6 = GGML_TYPE_Q6_K;
+    const auto kind = [](ggml_type gate, ggml_type up, ggml_type down, size_t cold_bytes, bool is_measurable = true) {
+        return ostinato_kind_facts { { gate, up, NONE, down }, cold_bytes, is_measurable };
+    };
+    const struct {
+        const char * name;
+        std::vector<ostinato_kind_facts> kinds;
+        std::vector<size_t> order;
+        std::vector<int32_t> measured;
+    } cases[] = {
+        { "one kind", { kind(Q4, Q4, Q4, 0) }, { 0 }, { 0 } },
+        { "one kind that cannot be measured", { kind(Q4, Q4, Q4, 5, false) }, {}, { -1 } },
+        { "the most cold bytes first", { kind(Q4, Q4, Q4, 5), kind(Q4, Q4, Q6, 6), kind(Q5, Q5, Q6, 5) }, { 1, 0, 2 }, { 0, 1, 2 } },
+        { "the most alike, not the largest", { kind(Q4, Q4, Q6, 9, false), kind(Q5, Q5, Q6, 8), kind(Q4, Q4, Q4, 1) }, { 1, 2 }, { 2, 1, 2 } },
+        { "of several alike the first measured", { kind(Q4, Q4, Q6, 9, false), kind(Q4, Q4, Q4, 1), kind(Q4, Q4, Q5, 2) }, { 2, 1 }, { 2, 1, 2 } },
+        { "a weight that neither has makes nothing alike", { kind(NONE, Q4, Q4, 9, false), kind(NONE, Q5, Q5, 8), kind(Q5, Q5, Q4, 1) }, { 1, 2 }, { 2, 1, 2 } },
+        { "nothing alike", { kind(Q4, Q4, Q4, 9, false), kind(Q5, Q5, Q5, 1), kind(Q6, Q6, Q6, 2) }, { 2, 1 }, { 2, 1, 2 } },
+        { "no more than four", { kind(Q4, Q4, Q4, 1), kind(Q5, Q5, Q5, 2), kind(Q4, Q4, Q5, 5), kind(Q5, Q5, Q6, 6), kind(Q6, Q6, Q6, 3), kind(Q4, Q6, Q6, 4) },
+            { 3, 2, 5, 4 }, { 2, 3, 2, 3, 4, 5 } },
+    };
+    for (const auto & each : cases) {
+        const ostinato_measuring_plan plan = ostinato_plan_measuring(each.kinds);
+        if (plan.order != each.order || plan.measured != each.measured) {
+            fail("kinds to measure, %s: another order or other speeds", each.name);
+        }
+    }
+}
+
 } // namespace
 
 void check_choices() {
     check_upload_choice();
     check_link_choice();
+    check_speed_kinds();
+    check_measuring_plan();
 }

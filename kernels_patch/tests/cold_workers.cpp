@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -378,6 +379,20 @@ struct stack {
         }
     }
 
+    // Makes these the client's layers.
+    void serve_with(client & c, ostinato_cold_workers & workers) const {
+        c.served.layers.clear();
+        for (int32_t i = 0; i < N_LAYERS; ++i) {
+            const experts & e = *layers[i];
+            ostinato_cold_layer entry = { &e.ffn, e.host.data(), N_EXPERTS };
+            entry.staging = &staging[i];
+            entry.pinned  = e.pinned.data();
+            c.served.layers.push_back(entry);
+            c.served.uploads.add_layer(N_EXPERTS);
+            workers.reserve(e.ffn, MAX_TOKENS*K, MAX_TOKENS);
+        }
+    }
+
     static constexpr size_t N_PLACES = 16;
 };
 
@@ -388,18 +403,10 @@ void check_prefetch(int n_passes) {
     stack s;
     ostinato_cold_workers workers(2);
     client c(*s.layers[0], ostinato_upload_limits { 8, std::numeric_limits<int64_t>::max(), HEAD_START_US });
-    c.served.layers.clear();
-    for (int32_t i = 0; i < stack::N_LAYERS; ++i) {
-        const experts & e = *s.layers[i];
-        ostinato_cold_layer entry = { &e.ffn, e.host.data(), N_EXPERTS };
-        entry.staging = &s.staging[i];
-        entry.pinned  = e.pinned.data();
-        c.served.layers.push_back(entry);
-        c.served.uploads.add_layer(N_EXPERTS);
-        workers.reserve(e.ffn, N_TOKENS*K, N_TOKENS);
+    s.serve_with(c, workers);
+    for (ostinato_cold_layer & layer : c.served.layers) { // a link for which the head start is worth some experts
+        layer.speeds.link = HEAD_START_US*1e-6/(5.5*ostinato_expert_bytes(s.layers[0]->ffn));
     }
-    // a link for which the head start is worth some experts
-    c.served.speeds.link = HEAD_START_US*1e-6/(5.5*ostinato_expert_bytes(s.layers[0]->ffn));
     workers.add(&c.served);
     workers.wake();
     std::mt19937 random(11);
@@ -477,6 +484,63 @@ void check_prefetch(int n_passes) {
     }
 }
 
+// Layers of two kinds of experts: where the CPU is slow and the link is fast, all that can be uploaded is, now and ahead; where it is the other way round
+// nothing is. What the CPU branch was expected to take for the rest follows each layer's own speeds, too.
+void check_speeds_of_kinds() {
+    constexpr int N_PASSES = 3; // fewer steps than those after which costs of uploads are learned
+    constexpr int32_t N_TOKENS = MAX_TOKENS;
+    stack s;
+    ostinato_cold_workers workers(2);
+    client c(*s.layers[0], ostinato_upload_limits { 8, std::numeric_limits<int64_t>::max(), 1000 });
+    s.serve_with(c, workers);
+    const auto is_fast = [&](int32_t layer) { return s.layers[layer]->ffn.down->type == GGML_TYPE_Q4_K; }; // over the link
+    for (int32_t i = 0; i < stack::N_LAYERS; ++i) {
+        ostinato_speeds & speeds = c.served.layers[i].speeds;
+        const double slow = 1.0/ostinato_expert_bytes(s.layers[i]->ffn); // a second for an expert
+        speeds.cpu_row    = speeds.cpu_few = speeds.cpu_rows = is_fast(i) ? slow : 1e-6*slow;
+        speeds.link       = is_fast(i) ? 1e-6*slow : slow;
+        speeds.is_default = false;
+    }
+    workers.add(&c.served);
+    workers.wake();
+    uint32_t sequence = 0;
+    double predicted  = 0.0; // seconds
+    for (int pass = 0; pass < N_PASSES; ++pass) {
+        for (int32_t layer = 0; layer < stack::N_LAYERS; ++layer) {
+            for (int32_t i = 0; i < N_TOKENS*K; ++i) {
+                c.cold[2*i]     = i % N_EXPERTS;
+                c.cold[2*i + 1] = i;
+            }
+            c.request.n_cold      = N_TOKENS*K;
+            c.request.layer       = layer;
+            c.request.n_tokens    = N_TOKENS;
+            c.request.k           = K;
+            c.request.is_staged   = 1;
+            c.request.is_followed = layer + 1 < stack::N_LAYERS;
+            __atomic_store_n(&c.request.sequence, ++sequence, __ATOMIC_RELEASE);
+            if (!wait_for(c.request.answer, sequence, gpu::PATIENCE)) {
+                return fail("no answer", pass, layer);
+            }
+            for (int32_t e = 0; e < N_EXPERTS; ++e) {
+                const bool is_uploaded = c.slots[e] >= 0;
+                if (is_uploaded != (is_fast(layer) && s.layers[layer]->pinned[e])) {
+                    fail("an upload that the speeds of another layer are a reason for", layer, e);
+                }
+                predicted += is_uploaded ? 0.0 : is_fast(layer) ? 1.0 : 1e-6; // whatever its rows, up to 16
+            }
+            const bool is_ahead = pass > 0 && layer + 1 < stack::N_LAYERS && is_fast(layer + 1);
+            if ((c.request.n_prefetched > 0) != is_ahead) {
+                fail("copies ahead by the speeds of another layer than theirs", layer, c.request.n_prefetched);
+            }
+        }
+    }
+    workers.remove(&c.served); // and with it the last step is counted
+    const double found = c.served.times.prefill_sums().predicted_ns*1e-9;
+    if (std::abs(found - predicted) > 1e-6*predicted) {
+        fail("another time is expected of the CPU branch than by each layer's speeds, in ns", (int) predicted, (long long) (found*1e9));
+    }
+}
+
 // Costs of uploads are the median of the first layers of their size, those of the nearest size before that, and what was measured at load before any.
 void check_upload_costs() {
     ostinato_upload_log log;
@@ -547,6 +611,7 @@ int main(int argc, char ** argv) {
     run(GGML_TYPE_Q4_K, 3, n_steps/10); // more threads than some machines have cores, which wait for each other for long
     check_stall();
     check_prefetch(n_steps/10);
+    check_speeds_of_kinds();
     check_head_start();
     check_upload_costs();
     return n_failed == 0 ? 0 : 1;

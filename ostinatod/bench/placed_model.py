@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinatod.bench.settings import Setting
-from ostinatod.bindings import EXPERT_TENSORS, Bindings, DeviceStatus, PlacementOptions
+from ostinatod.bindings import EXPERT_TENSORS, Bindings, DeviceStatus, PlacementOptions, UploadCosts
 from ostinatod.errors import EngineError, EngineLoadError
 
 PASS_TOKENS = 2048
@@ -172,6 +172,10 @@ class PlacedModel:
         """The devices whose layers are divided, and their counters so far; none for stock layers."""
         return self.bindings.device_status(self.handle) if self._is_placed else []
 
+    def upload_costs(self) -> list[list[UploadCosts]]:
+        """Of each of these devices, what the choice of uploads counts with by now."""
+        return [self.bindings.upload_costs(self.handle, device) for device in range(len(self.devices()))]
+
     def _load(self, file: Path, setting: Setting, on_gpu: bool) -> int:
         core = self._core
         params = core.llama_model_default_params()
@@ -219,4 +223,5 @@ def _placement(setting: Setting, on_gpu: bool) -> PlacementOptions:
         borrow_percent=setting.borrow,
         prefetch_us=setting.prefetch_us,
         staging_experts=setting.staging_experts,
+        copy_blocks=setting.copy_blocks,
     )

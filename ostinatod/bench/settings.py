@@ -55,6 +55,7 @@ class Setting:
     borrow: int = 0
     prefetch_us: int = 0
     staging_experts: int = 0
+    copy_blocks: int = 0
     cpu_layer_ids: Sequence[int] = ()
     tensor_split: Sequence[float] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

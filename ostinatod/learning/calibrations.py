@@ -41,6 +41,7 @@ class DeviceSpeeds:
     not."""
 
     name: str
+    """Of the GPU, and of the kind of experts where several were measured."""
     cpu_row_gbps: float | None
     """By the CPU, one row per expert: bound by memory."""
     cpu_rows_gbps: float | None
@@ -205,12 +206,16 @@ def _kept(row: Mapping[str, Any]) -> Kept:
 def _speeds(gpus: Sequence[Mapping[str, Any]]) -> tuple[DeviceSpeeds, ...]:
     found = []
     for device in gpus:
-        told = device.get("speeds")
-        if isinstance(told, dict):
-            gbps = {
-                f"{name}_gbps": round(told[key] / 1e9, 3) if told.get(key) else None for name, key in _SPEEDS.items()
-            }
-            found.append(DeviceSpeeds(str(device["name"]), **gbps))
+        name = str(device["name"])
+        kinds = [kind for number, kind in enumerate(device.get("kinds", ())) if kind["measured"] == number]
+        told = {f"{name}, {kind['types']}": kind["speeds"] for kind in kinds}
+        for of, speeds in (told if len(told) > 1 else {name: device.get("speeds")}).items():
+            if isinstance(speeds, dict):
+                gbps = {
+                    f"{item}_gbps": round(speeds[key] / 1e9, 3) if speeds.get(key) else None
+                    for item, key in _SPEEDS.items()
+                }
+                found.append(DeviceSpeeds(of, **gbps))
     return tuple(found)
 
 

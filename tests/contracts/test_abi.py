@@ -103,6 +103,7 @@ def members_in_header(name: str) -> list[tuple[str, Any]]:
         ("ostinato_config", bindings_abi.Config),
         ("ostinato_device_status", bindings_abi.DeviceStatus),
         ("ostinato_decode_times", bindings_abi.DecodeTimes),
+        ("ostinato_learned_costs", bindings_abi.LearnedCosts),
         ("ostinato_residency_facts", bindings_abi.ResidencyFacts),
         ("ostinato_residency_status", bindings_abi.ResidencyStatus),
     ],

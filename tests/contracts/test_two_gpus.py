@@ -24,6 +24,12 @@ EXPERT = 1088
 
 def two_gpus(*pools: int) -> dict[str, Any]:
     """The engine's status, as far as pools go, where the first three layers are the first GPU's."""
+    speeds = {
+        "cpu_row_bytes_per_s": 7e10,
+        "cpu_rows_bytes_per_s": 2e10,
+        "link_bytes_per_s": 5e10,
+        "in_place_bytes_per_s": 4e10,
+    }
     devices = [
         {
             "name": f"CUDA{number}",
@@ -50,12 +56,18 @@ def two_gpus(*pools: int) -> dict[str, Any]:
             "borrowed_bytes": 0,
             "borrowed": 0,
             "graphs": {"captures": 1, "replays": 60, "direct_passes": 4},
-            "speeds": {
-                "cpu_row_bytes_per_s": 7e10,
-                "cpu_rows_bytes_per_s": 2e10,
-                "link_bytes_per_s": 5e10,
-                "in_place_bytes_per_s": 4e10,
-            },
+            "speeds": speeds,
+            "kinds": [
+                {
+                    "types": "gate mxfp4, up mxfp4, down mxfp4",
+                    "layers": [[0, 1, 2], [3]][number],
+                    "expert_bytes": EXPERT,
+                    "measured": 0,
+                    "speeds": speeds,
+                    "link_columns": 576,
+                    "hidden_columns": 2048,
+                }
+            ],
         }
         for number, size in enumerate(pools)
     ]
@@ -80,6 +92,7 @@ def test_the_canned_status_has_the_engine_s_names() -> None:
     assert set(told) <= keys_of("static server_http_res_ptr get_status", "return respond({")
     for device in told["devices"]:
         assert set(device) == keys_of("static json describe_devices", "out.push_back({")
+        assert set(device["kinds"][0]) == keys_of("static json describe_kinds", "out.push_back({")
 
 
 def test_the_engine_tells_a_gpu_for_each_layer_only_where_there_are_several() -> None:

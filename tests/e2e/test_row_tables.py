@@ -50,6 +50,8 @@ def test_settings_are_timed_behind_every_context_and_say_what_the_first_one_says
     # The hottest half of the experts takes more than half of the routes.
     assert 0.5 < placed["coverage"] < 1
     assert placed["devices"][0]["pool_used"] > 0
+    # Stock divides nothing, and to a CPU nothing is uploaded.
+    assert (first["upload_costs"], placed["upload_costs"]) == ([], [[]])
     assert "behind a context of 24 tokens" in printed
 
 

@@ -137,6 +137,7 @@ enum ostinato_status ostinato_configure(const struct ostinato_config * config) {
         set(wanted.limits.upload.all_tokens,    config->upload_all_tokens);
         wanted.limits.upload.prefetch_us = config->prefetch_us;
         wanted.limits.staging_experts = std::max(config->staging_experts, 0);
+        wanted.limits.copy_blocks  = std::max(config->copy_blocks, 0);
         wanted.limits.n_threads    = config->n_threads;
         wanted.limits.link_percent = std::min(config->link_percent, 100);
         wanted.limits.borrow_percent = config->borrow_percent == 0 ? 100 : std::clamp(config->borrow_percent, 0, 100);
@@ -368,6 +369,30 @@ enum ostinato_status ostinato_get_decode_times(
                 }
                 (*n_layers)++;
             }
+        }
+        return OSTINATO_OK;
+    });
+}
+
+enum ostinato_status ostinato_get_upload_costs(
+        const struct llama_model * model, size_t device, struct ostinato_learned_costs * costs, size_t n, size_t * n_costs) {
+    return guarded([&] {
+        *n_costs = 0;
+        const auto entry = ostinato_find_model(model);
+        if (!entry) {
+            return fail(OSTINATO_UNKNOWN_MODEL, "the model is not registered");
+        }
+        const auto views = ostinato_view_residency(*entry).devices;
+        if (device >= views.size()) {
+            return fail(OSTINATO_INVALID_ARGUMENT,
+                "device: expected less than " + std::to_string(views.size()) + ", found " + std::to_string(device));
+        }
+        for (const ostinato_fixed_costs & fixed : views[device].uploads.costs) {
+            if (*n_costs < n) {
+                costs[*n_costs] = { fixed.n_tokens, fixed.costs.link > 0.0 ? 1.0/fixed.costs.link : 0.0, fixed.costs.hot, fixed.costs.chain,
+                    fixed.costs.cpu, fixed.costs.cpu_alone };
+            }
+            (*n_costs)++;
         }
         return OSTINATO_OK;
     });

@@ -261,7 +261,7 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     }
     if (request.is_staged) {
         std::swap(routes, all);
-        client.uploads.decide(mailbox, request, client.layers, client.speeds, all, routes);
+        client.uploads.decide(mailbox, request, client.layers, all, routes);
         __atomic_store_n(&mailbox.request->decided, request.sequence, __ATOMIC_RELEASE);
     }
 
@@ -281,9 +281,9 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     const int64_t expert_bytes = (int64_t) ostinato_expert_bytes(*layer.ffn);
     client.n_cpu_routes += routes.cold.size();
     client.busy_ns      += busy_ns;
-    client.times.add({ request.layer, request.n_tokens, (int32_t) routes.cold.size(), busy_ns }, client.speeds, expert_bytes, routes.groups);
+    client.times.add({ request.layer, request.n_tokens, (int32_t) routes.cold.size(), busy_ns }, layer.speeds, expert_bytes, routes.groups);
     if (request.is_staged) {
-        client.uploads.end(request, all, (end_ns - begin_step_ns)*1e-9, ostinato_cpu_seconds(client.speeds, expert_bytes, routes.groups));
+        client.uploads.end(request, all, (end_ns - begin_step_ns)*1e-9, ostinato_cpu_seconds(layer.speeds, expert_bytes, routes.groups));
     }
 }
 

@@ -26,7 +26,6 @@ struct ostinato_cold_client {
     const ostinato_mailbox * mailbox = nullptr;
     std::vector<ostinato_cold_layer> layers; // by the mailbox's numbers
     ostinato_uploads uploads;
-    ostinato_speeds speeds;
     uint32_t served = 0;  // sequence of the last answer
 
     explicit ostinato_cold_client(const ostinato_upload_limits & limits = {}) : uploads(limits) {}

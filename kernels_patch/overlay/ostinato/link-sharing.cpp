@@ -98,7 +98,8 @@ private:
 
 // Steps as decode has them, with the CPU branch alone and with the link at several shares: the same experts at the same time on both sides, since what
 // one of them finds in the processor's cache the other has read, and what both read comes from the same memory.
-void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
+void ostinato_placement::measure_sharing(
+        group & g, ostinato_speed_kind & kind, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts) {
     constexpr size_t DECODE = 2; // cold experts of a layer in a step
     ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
     const int64_t n_ff = layer.ffn->n_ff();
@@ -132,19 +133,21 @@ void ostinato_placement::measure_sharing(group & g, size_t i, const ostinato_col
     }
     const ostinato_shared_step * chosen = ostinato_choose_shared_step(measured, limits.link_percent > 0 ? std::numeric_limits<double>::infinity() : alone);
     if (chosen) {
-        g.link_percent           = 100.0*chosen->columns/n_ff;
-        g.client.speeds.in_place = chosen->in_place;
+        kind.link_percent    = 100.0*chosen->columns/n_ff;
+        kind.speeds.in_place = chosen->in_place;
     }
     std::string told;
     for (const ostinato_shared_step & shared : measured) {
         told += format(", %.1f with %lld of %lld columns in place", 1e-9/shared.seconds, (long long) shared.columns, (long long) n_ff);
     }
-    LLAMA_LOG_INFO("%s: %s: decode steps at %.1f GB/s by the CPU alone%s\n", __func__, ggml_backend_dev_name(g.device), alone > 0.0 ? 1e-9/alone : 0.0, told.c_str());
+    LLAMA_LOG_INFO("%s: %s: decode steps with %s at %.1f GB/s by the CPU alone%s\n", __func__, ggml_backend_dev_name(g.device),
+        ostinato_type_names(kind.types).c_str(), alone > 0.0 ? 1e-9/alone : 0.0, told.c_str());
 }
 
 // Hidden columns that the link gets of the group's layer.
 int32_t ostinato_placement::link_columns(const group & g, size_t i) const {
-    return (int32_t) columns_of(*layers[g.layers[i]].ffn, limits.link_percent != 0 ? limits.link_percent : g.link_percent);
+    const double percent = limits.link_percent != 0 ? limits.link_percent : g.kinds[g.kind_in_group[i]].link_percent;
+    return (int32_t) columns_of(*layers[g.layers[i]].ffn, percent);
 }
 
 // Views of the layer's experts where they are in host memory, `columns` hidden columns wide. Without columns where no kernel takes them.

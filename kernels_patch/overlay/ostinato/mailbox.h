@@ -108,6 +108,7 @@ struct ostinato_mailbox {
     void * stream = nullptr;             // the second one
     void * forked = nullptr;             // events
     void * joined = nullptr;
+    int32_t copy_blocks = 0;             // of the copying kernel, and half of them where it copies ahead; 0: as it was built
 
     uint32_t generation = 0; // of its memory: a captured graph goes on with what it was captured with
     int64_t  max_routes = 0;

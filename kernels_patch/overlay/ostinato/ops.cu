@@ -7,6 +7,7 @@
 
 #include "common.cuh"
 
+#include <algorithm>
 #include <limits>
 
 static constexpr int BLOCK = 256;
@@ -147,7 +148,8 @@ static __global__ void publish_done(const publish_args a) {
     publish_signal(a, n_cold);
 }
 
-// Few blocks, so that the product chain beside it has the GPU to itself: the link is busy with far fewer bytes in flight than these ask for.
+// Few blocks, so that the product chain beside it has the GPU to itself: the link is busy with far fewer bytes in flight than these ask for. Where the
+// mailbox names a number, that one, and half of it beside attention.
 static constexpr int COPY_BLOCKS  = 32;
 static constexpr int PREFETCH_BLOCKS = 16; // beside attention
 static constexpr int COPY_THREADS = 512;
@@ -251,11 +253,14 @@ static void fork_upload(const ostinato_mailbox & mailbox, const bool is_followed
     cudaStream_t second = (cudaStream_t) mailbox.stream;
     CUDA_CHECK(cudaEventRecord((cudaEvent_t) mailbox.forked, stream));
     CUDA_CHECK(cudaStreamWaitEvent(second, (cudaEvent_t) mailbox.forked, 0));
-    copy_experts<<<COPY_BLOCKS, COPY_THREADS, 0, second>>>(mailbox);
+    const bool is_chosen      = mailbox.copy_blocks > 0;
+    const int copy_blocks     = is_chosen ? mailbox.copy_blocks : COPY_BLOCKS;
+    const int prefetch_blocks = is_chosen ? std::max(1, mailbox.copy_blocks/2) : PREFETCH_BLOCKS;
+    copy_experts<<<copy_blocks, COPY_THREADS, 0, second>>>(mailbox);
     CUDA_CHECK(cudaGetLastError());
     CUDA_CHECK(cudaEventRecord((cudaEvent_t) mailbox.joined, second));
     if (is_followed) {
-        prefetch_experts<<<PREFETCH_BLOCKS, COPY_THREADS, 0, second>>>(mailbox);
+        prefetch_experts<<<prefetch_blocks, COPY_THREADS, 0, second>>>(mailbox);
         CUDA_CHECK(cudaGetLastError());
     }
 }

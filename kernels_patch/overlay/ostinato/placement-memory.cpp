@@ -173,44 +173,112 @@ const ostinato_expert_ffn * ostinato_placement::staging(size_t layer, int64_t n_
     return g.is_gpu() ? ostinato_staging_of(g.client.layers[index_in_group[layer]], limits.upload, n_tokens) : nullptr;
 }
 
-// With the experts of the first layer that has enough of them in page-locked memory.
-void ostinato_placement::measure_speeds(group & g) {
+// Of the first layer of the kind that has a staging buffer and enough experts in page-locked memory.
+ostinato_placement::measured_experts ostinato_placement::experts_to_measure(const group & g, const ostinato_speed_kind & kind) const {
     constexpr size_t FEW  = 8;
     constexpr size_t MANY = 128; // more than the processor's cache holds
-    for (size_t i = 0; i < g.layers.size(); ++i) {
+    for (const size_t i : kind.layers) {
         const ostinato_cold_layer & layer = g.client.layers[i];
-        std::vector<int32_t> experts;
-        for (int32_t e = 0; e < layer.n_experts && experts.size() < MANY; ++e) {
+        measured_experts with = { i, {} };
+        for (int32_t e = 0; e < layer.n_experts && with.experts.size() < MANY; ++e) {
             if (layer.pinned[e]) {
-                experts.push_back(e);
+                with.experts.push_back(e);
             }
         }
-        if (experts.size() < FEW || !layer.staging) {
-            continue;
+        if (with.experts.size() >= FEW && layer.staging) {
+            return with;
         }
-        // the graph has not told yet what is computed with the experts; for their speed, what the loader found will do
-        ostinato_cold_layer plain = layer;
-        plain.ffn = layers[g.layers[i]].ffn;
-        ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
-        ostinato_speeds & speeds = g.client.speeds;
-        speeds.cpu_row  = team.measure(plain, experts, 1, experts.size());
-        speeds.cpu_few  = team.measure(plain, experts, 4, experts.size());
-        speeds.cpu_rows = team.measure(plain, experts, 16, experts.size());
+    }
+    return {};
+}
 
-        const size_t bytes = plain.ffn->down->nb[2];
-        const auto upload_all = [&] { // seconds per byte
-            const int64_t begin_us = ggml_time_us();
-            for (const int32_t e : experts) {
-                g.memory.copy(layer.staging->down->data, layer.host[e].down, bytes);
-            }
-            return (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*bytes);
-        };
-        speeds.link = std::min(upload_all(), upload_all());
-        measure_sharing(g, i, plain, experts);
-        speeds.is_default = false;
-        LLAMA_LOG_INFO(
-            "%s: %s: cold experts at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link; %d threads\n", __func__,
-            ggml_backend_dev_name(g.device), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows, 1e-9/speeds.link, team.n_threads());
-        return;
+// Once: every layer counts from then on with what was found for its kind, or for the one that stands for it.
+void ostinato_placement::measure_speeds(group & g, const hot_sets & hot) {
+    std::vector<measured_experts> with;
+    std::vector<ostinato_kind_facts> facts;
+    for (const ostinato_speed_kind & kind : g.kinds) {
+        size_t n_cold = 0;
+        for (const size_t i : kind.layers) {
+            n_cold += layers[g.layers[i]].n_experts - hot[g.layers[i]].size();
+        }
+        with.push_back(experts_to_measure(g, kind));
+        facts.push_back({ kind.types, n_cold*kind.expert_bytes, !with.back().experts.empty() });
+    }
+    const ostinato_measuring_plan plan = ostinato_plan_measuring(facts);
+    for (const size_t k : plan.order) {
+        measure_kind(g, g.kinds[k], with[k]);
+    }
+    for (size_t k = 0; k < g.kinds.size(); ++k) {
+        ostinato_speed_kind & kind = g.kinds[k];
+        kind.measured = plan.measured[k];
+        if (kind.measured >= 0) {
+            kind.speeds       = g.kinds[kind.measured].speeds;
+            kind.link_percent = g.kinds[kind.measured].link_percent;
+        }
+        for (const size_t i : kind.layers) {
+            g.client.layers[i].speeds = kind.speeds;
+        }
+    }
+}
+
+void ostinato_placement::measure_kind(group & g, ostinato_speed_kind & kind, const measured_experts & with) {
+    const std::vector<int32_t> & experts = with.experts;
+    const ostinato_cold_layer & layer = g.client.layers[with.layer];
+    // the graph has not told yet what is computed with the experts; for their speed, what the loader found will do
+    ostinato_cold_layer plain = layer;
+    plain.ffn = layers[g.layers[with.layer]].ffn;
+    ostinato_cold_workers & team = ostinato_cold_team(limits.n_threads);
+    ostinato_speeds & speeds = kind.speeds;
+    speeds.cpu_row  = team.measure(plain, experts, 1, experts.size());
+    speeds.cpu_few  = team.measure(plain, experts, 4, experts.size());
+    speeds.cpu_rows = team.measure(plain, experts, 16, experts.size());
+
+    const size_t bytes = plain.ffn->down->nb[2];
+    const auto upload_all = [&] { // seconds per byte
+        const int64_t begin_us = ggml_time_us();
+        for (const int32_t e : experts) {
+            g.memory.copy(layer.staging->down->data, layer.host[e].down, bytes);
+        }
+        return (ggml_time_us() - begin_us)*1e-6/((double) experts.size()*bytes);
+    };
+    speeds.link = std::min(upload_all(), upload_all());
+    measure_sharing(g, kind, with.layer, plain, experts);
+    speeds.is_default = false;
+    LLAMA_LOG_INFO(
+        "%s: %s: cold experts of %s at %.1f GB/s by the CPU with one row, %.1f GB/s with 4, %.1f GB/s with 16, %.1f GB/s over the link; %d threads\n",
+        __func__, ggml_backend_dev_name(g.device), ostinato_type_names(kind.types).c_str(), 1e-9/speeds.cpu_row, 1e-9/speeds.cpu_few, 1e-9/speeds.cpu_rows,
+        1e-9/speeds.link, team.n_threads());
+}
+
+ostinato_kind_view ostinato_placement::view_of(const group & g, const ostinato_speed_kind & kind) const {
+    ostinato_kind_view v;
+    v.types        = kind.types;
+    v.expert_bytes = kind.expert_bytes;
+    v.bytes        = kind.bytes;
+    v.measured     = kind.measured;
+    v.speeds       = kind.speeds;
+    for (const size_t i : kind.layers) {
+        v.layers.push_back(layers[g.layers[i]].il);
+        if (!g.links.empty()) {
+            v.link_columns   = std::max(v.link_columns, g.links[i].columns);
+            v.hidden_columns = layers[g.layers[i]].ffn->n_ff();
+        }
+    }
+    return v;
+}
+
+// What each kind's layers count with, once that is known: the speeds themselves were told when they were measured.
+void ostinato_placement::tell_kinds(const group & g) const {
+    for (size_t k = 0; k < g.kinds.size(); ++k) {
+        const ostinato_kind_view v = view_of(g, g.kinds[k]);
+        std::string il;
+        for (const int32_t layer : v.layers) {
+            il += (il.empty() ? "" : ",") + std::to_string(layer);
+        }
+        const bool is_lent = v.measured >= 0 && v.measured != (int32_t) k;
+        LLAMA_LOG_INFO("%s: %s: experts of %s, %.2f MiB each, in layers %s: %d of %lld hidden columns read in place%s%s\n", __func__,
+            ggml_backend_dev_name(g.device), ostinato_type_names(v.types).c_str(), v.expert_bytes/1024.0/1024.0, il.c_str(), v.link_columns,
+            (long long) v.hidden_columns, is_lent ? "; not measured, they count with the speeds of " : "",
+            is_lent ? ostinato_type_names(g.kinds[v.measured].types).c_str() : "");
     }
 }

@@ -157,11 +157,12 @@ ostinato_expert_pool::change ostinato_placement::apply(const hot_sets & hot) {
         if (!g->is_gpu() || !is_claimed) {
             continue;
         }
-        if (g->client.speeds.is_default) {
-            measure_speeds(*g);
+        if (!g->has_speeds()) {
+            measure_speeds(*g, hot);
         }
-        if (g->links.empty() && (!g->client.speeds.is_default || limits.link_percent > 0)) {
+        if (g->links.empty() && (g->has_speeds() || limits.link_percent > 0)) {
             add_links(*g);
+            tell_kinds(*g);
         }
         write_link_tables(*g);
         if (g->borrower) {

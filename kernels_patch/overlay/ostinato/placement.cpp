@@ -88,6 +88,12 @@ ostinato_placement::ostinato_placement(std::vector<ostinato_placed_layer> source
     }
     add_kinds();
     for (auto & g : groups) {
+        std::vector<const ostinato_expert_ffn *> ffns;
+        for (const size_t i : g->layers) {
+            ffns.push_back(layers[i].ffn);
+        }
+        g->kinds = ostinato_speed_kinds(ffns);
+        g->kind_in_group = ostinato_record_kinds(ffns);
         const hot_sets none(g->layers.size());
         // places are lent from the beginning, so that contexts reserve memory for the products over them
         g->pool = std::make_unique<ostinato_expert_pool>(
@@ -156,6 +162,7 @@ void ostinato_placement::add_group(ggml_backend_dev_t device) {
         memset(g->mailbox.request, 0, sizeof(ostinato_request));
         g->mailbox.state      = (ostinato_mailbox_state *) ggml_backend_buffer_get_base(g->state.get());
         g->mailbox.timeout_ns = limits.timeout_ns;
+        g->mailbox.copy_blocks = limits.copy_blocks;
         g->client.mailbox     = &g->mailbox;
         if (!arena) {
             arena = std::make_unique<ostinato_host_arena>(g->memory.cuda, limits.pin_bytes);
@@ -344,11 +351,13 @@ std::vector<ostinato_memory_view> ostinato_placement::view() const {
         v.foreseen       = g->client.uploads.n_foreseen;
         v.staging_bytes  = g->pool->lent();
         v.borrowing      = g->borrower ? g->borrower->view() : ostinato_borrowing_view {};
-        v.speeds         = g->client.speeds;
-        for (size_t i = 0; i < g->links.size() && v.link_columns == 0; ++i) {
-            v.link_columns   = g->links[i].columns;
-            v.hidden_columns = layers[g->layers[i]].ffn->n_ff();
+        for (const ostinato_speed_kind & kind : g->kinds) {
+            v.kinds.push_back(view_of(*g, kind));
         }
+        const ostinato_kind_view & main = v.kinds[ostinato_main_kind(g->kinds)];
+        v.speeds         = main.speeds;
+        v.link_columns   = main.link_columns;
+        v.hidden_columns = main.hidden_columns;
         v.prefill        = g->client.times.prefill_sums();
         v.uploads        = { g->client.uploads.n_steps, g->client.uploads.ns, g->client.uploads.expected_ns, g->client.uploads.fixed_costs() };
         for (size_t n = 0; g->is_gpu() && n < g->layers.size(); ++n) {

@@ -12,6 +12,7 @@
 #include "host-arena.h"
 #include "mailbox.h"
 #include "residency.h"
+#include "speed-kinds.h"
 
 #include "ggml-backend.h"
 
@@ -51,6 +52,7 @@ struct ostinato_limits {
     int32_t borrow_percent = 100; // and it is so much of what stages uploads; 0: none
     double  staging_share = 0.125; // of the pool's memory, at most, that stages uploads and is lent in decode,
     int32_t staging_experts = 0;   // but room for so many experts of a layer at least
+    int32_t copy_blocks = 0;       // of the kernel that uploads; 0: as it was built
 };
 
 // The GPU's share of a layer's cold routes in steps of few tokens: the first `columns` hidden columns, read from page-locked memory in place.
@@ -66,6 +68,18 @@ struct ostinato_upload_times {
     uint64_t ns    = 0;
     uint64_t expected_ns = 0;                // by the choice of what to upload
     std::vector<ostinato_fixed_costs> costs; // that it counts with by now
+};
+
+// Layers of one GPU whose experts are of one kind, and what they count with.
+struct ostinato_kind_view {
+    ostinato_weight_types types = {};
+    int64_t expert_bytes = 0;
+    size_t  bytes = 0;           // of all their experts
+    std::vector<int32_t> layers; // the model's indices
+    int32_t measured = -1;       // see ostinato_speed_kind
+    ostinato_speeds speeds;
+    int32_t link_columns = 0;    // 0: no share
+    int64_t hidden_columns = 0;
 };
 
 struct ostinato_memory_view {
@@ -89,9 +103,10 @@ struct ostinato_memory_view {
     size_t staging_bytes = 0;
     ostinato_borrowing_view borrowing;
     ostinato_graph_counts graphs;
-    ostinato_speeds speeds;
-    int32_t link_columns = 0; // of the first layer that has a share
+    ostinato_speeds speeds;   // of the kind with the most bytes of experts, as the next two
+    int32_t link_columns = 0;
     int64_t hidden_columns = 0;
+    std::vector<ostinato_kind_view> kinds;
     std::vector<ostinato_layer_times> decode; // by layer
     ostinato_pass_times prefill;
     ostinato_upload_times uploads;
@@ -186,9 +201,18 @@ private:
         ggml_context_ptr        link_ctx;
         ggml_backend_buffer_ptr link_buffer; // the tables
         std::vector<ostinato_link> links;    // by layer; empty before speeds are known
-        double link_percent = 0.0;           // of the hidden columns, as measured
+
+        std::vector<ostinato_speed_kind> kinds;
+        std::vector<size_t> kind_in_group; // by layer
 
         bool is_gpu() const { return memory.cuda != nullptr; }
+        bool has_speeds() const { return !kinds.empty() && kinds.front().measured >= 0; } // one kind's stand for all others
+    };
+
+    // A layer of a kind and its experts with which the kind is measured.
+    struct measured_experts {
+        size_t layer = 0; // of the group
+        std::vector<int32_t> experts; // empty: there are too few
     };
 
     void add_group(ggml_backend_dev_t device);
@@ -201,8 +225,12 @@ private:
     void add_borrower(group & g);
     bool is_borrowing(const group & g, int64_t n_tokens) const;
     void announce(group & g, int64_t n_tokens, bool was_idle);
-    void measure_speeds(group & g);
-    void measure_sharing(group & g, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts);
+    measured_experts experts_to_measure(const group & g, const ostinato_speed_kind & kind) const;
+    void measure_speeds(group & g, const ostinato_expert_pool::hot_sets & hot);
+    void measure_kind(group & g, ostinato_speed_kind & kind, const measured_experts & with);
+    void measure_sharing(group & g, ostinato_speed_kind & kind, size_t i, const ostinato_cold_layer & layer, const std::vector<int32_t> & experts);
+    ostinato_kind_view view_of(const group & g, const ostinato_speed_kind & kind) const;
+    void tell_kinds(const group & g) const;
     ostinato_link make_link(const group & g, size_t i, int32_t columns, ggml_context * ctx, ggml_backend_buffer_t buffer) const;
     int32_t place_of(size_t layer, int32_t expert, const ostinato_link & link) const;
     void add_links(group & g);

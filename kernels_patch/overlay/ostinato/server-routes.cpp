@@ -131,7 +131,30 @@ static json describe_cpu_branch(const ostinato_residency_view & view) {
     return out;
 }
 
-static json describe_devices(const llama_model * model) {
+// Layers by kind of experts, and what they count with; speeds are 0 where nothing was measured.
+static json describe_kinds(const ostinato_memory_view & device) {
+    json out = json::array();
+    for (const ostinato_kind_view & kind : device.kinds) {
+        const auto speed = [&](double seconds_per_byte) { return kind.speeds.is_default ? 0.0 : 1.0/seconds_per_byte; };
+        out.push_back({
+            { "types",          ostinato_type_names(kind.types) },
+            { "layers",         kind.layers },
+            { "expert_bytes",   kind.expert_bytes },
+            { "measured",       kind.measured },
+            { "speeds", {
+                { "cpu_row_bytes_per_s",  speed(kind.speeds.cpu_row) },
+                { "cpu_rows_bytes_per_s", speed(kind.speeds.cpu_rows) },
+                { "link_bytes_per_s",     speed(kind.speeds.link) },
+                { "in_place_bytes_per_s", kind.link_columns > 0 ? speed(kind.speeds.in_place) : 0.0 },
+            }},
+            { "link_columns",   kind.link_columns },
+            { "hidden_columns", kind.hidden_columns },
+        });
+    }
+    return out;
+}
+
+static json describe_devices(const llama_model * model, const ostinato_residency_view & view) {
     size_t n = 0;
     ostinato_get_device_status(model, nullptr, 0, &n);
     std::vector<ostinato_device_status> devices(n);
@@ -173,6 +196,7 @@ static json describe_devices(const llama_model * model) {
                 { "link_bytes_per_s",     d.link_bytes_per_s },
                 { "in_place_bytes_per_s", d.in_place_bytes_per_s },
             }},
+            { "kinds", out.size() < view.devices.size() ? describe_kinds(view.devices[out.size()]) : json::array() },
         });
     }
     return out;
@@ -248,9 +272,9 @@ static server_http_res_ptr get_status(const server_http_req &) {
     ostinato_route_shape shape = { 0, 0 };
     const bool is_counting = ostinato_get_route_shape(model, &shape) == OSTINATO_OK;
     const std::string reason = is_counting ? "" : ostinato_last_error();
-    const json devices = describe_devices(model);
     const auto entry = ostinato_find_model(model);
     const ostinato_residency_view view = entry ? ostinato_view_residency(*entry) : ostinato_residency_view {};
+    const json devices = describe_devices(model, view);
     json pool_bytes      = nullptr; // what hot experts may take, one number for each GPU,
     json unlearned_bytes = nullptr; // and what of it they should while nobody has learned which they are
     for (const json & device : devices) {

@@ -5,7 +5,10 @@
 //                              "residency":{"state":"none"|"applied"|"refused","reason","generation","hot_experts","pool_bytes"},
 //                              "devices":[{"name","gpu","pool_capacity","pool_used","pool_room","pool_unlearned","published","cold_routes","waited_ms","decode_waited_ms",
 //                                          "cpu_routes","linked","link_columns","hidden_columns","cpu_busy_ms","decode_busy_ms",
-//                                          "uploaded","uploaded_bytes","prefetched","foreseen","staging_bytes","borrowed","borrowed_bytes","graphs","speeds"}, ...],
+//                                          "uploaded","uploaded_bytes","prefetched","foreseen","staging_bytes","borrowed","borrowed_bytes","graphs","speeds","kinds"}, ...]:
+//                                          "speeds","link_columns" and "hidden_columns" of the kind of experts with the most bytes, and "kinds":[{"types","layers":[il, ...],
+//                                          "expert_bytes","measured","speeds","link_columns","hidden_columns"}, ...], layers whose experts have the same
+//                                          types and shapes; "measured": the kind in this list with whose experts their speeds were measured, -1: none,
 //                              "pool_bytes": of each GPU or null, "unlearned_bytes": what of it a set should take that nobody has learned,
 //                              "page_locked":{"bytes","reason"}: of cold experts, and why not all of them are,
 //                              "gpu_of_layer": null or of each MoE layer the place of its GPU in "pool_bytes",

@@ -36,7 +36,7 @@ void ostinato_uploads::add_layer(int32_t n_experts) {
 }
 
 void ostinato_uploads::decide(
-        const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers, const ostinato_speeds & speeds,
+        const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers,
         const ostinato_cold_routes & all, ostinato_cold_routes & kept) {
     const ostinato_cold_layer & layer = layers[request.layer];
     const int32_t n_places     = places_of(*layer.staging); // once: the next pass may be announced meanwhile
@@ -58,10 +58,10 @@ void ostinato_uploads::decide(
         rows.push_back(layer.pinned[all.groups[g]] ? all.rows_of(g) : -all.rows_of(g));
     }
     const bool is_all = request.n_tokens >= limits.all_tokens;
-    const ostinato_upload_costs costs = is_all ? ostinato_upload_costs { 0.0 } : log.costs(request.n_tokens, speeds.link);
+    const ostinato_upload_costs costs = is_all ? ostinato_upload_costs { 0.0 } : log.costs(request.n_tokens, layer.speeds.link);
     double expected = 0.0;
     const std::vector<int32_t> chosen =
-        ostinato_choose_uploads(speeds, costs, expert_bytes, rows, n_places, is_ahead ? head_start : 0.0, expected);
+        ostinato_choose_uploads(layer.speeds, costs, expert_bytes, rows, n_places, is_ahead ? head_start : 0.0, expected);
 
     std::fill_n(mailbox.decided_slots, mailbox.n_experts, -1);
     mailbox.request->n_copies     = 0;
@@ -72,7 +72,7 @@ void ostinato_uploads::decide(
     const bool is_followed = request.is_followed && ostinato_staging_of(layers[request.layer + 1], limits, request.n_tokens);
     last.place_of.assign(mailbox.n_experts, -1);
     if (is_followed && head_start > 0.0) {
-        look_ahead(mailbox, request, layer, layers[request.layer + 1], speeds.link);
+        look_ahead(mailbox, request, layer, layers[request.layer + 1]);
     }
     last.epoch       = now;
     last.layer       = request.layer;
@@ -184,9 +184,9 @@ bool ostinato_uploads::is_computed_from(const ostinato_expert_ffn & staging, con
 
 // Lists what the next layer will probably upload, as much as the link has time for.
 void ostinato_uploads::look_ahead(
-        const ostinato_mailbox & mailbox, const ostinato_request & request, const ostinato_cold_layer & layer, const ostinato_cold_layer & next, double seconds_per_byte) {
+        const ostinato_mailbox & mailbox, const ostinato_request & request, const ostinato_cold_layer & layer, const ostinato_cold_layer & next) {
     const staging_memory memory(*next.staging);
-    const double most      = prefetch.head_start(request.n_tokens)/(seconds_per_byte*ostinato_expert_bytes(*next.ffn));
+    const double most      = prefetch.head_start(request.n_tokens)/(next.speeds.link*ostinato_expert_bytes(*next.ffn));
     const int32_t n_places = places_of(*next.staging);
     int32_t & n = mailbox.request->n_prefetched;
     int32_t place = -1;

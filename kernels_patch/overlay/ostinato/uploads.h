@@ -30,6 +30,8 @@ struct ostinato_cold_layer {
 
     // Link sharing: the experts that the GPU can read in place; nullptr: none.
     const uint8_t * linked = nullptr;              // (n_experts)
+
+    ostinato_speeds speeds = {}; // of its kind of experts, see speed-kinds.h
 };
 
 // A step's cold routes, by expert.
@@ -60,13 +62,13 @@ public:
 
     // Writes the decision about a step that is staged, but for its number. `kept` becomes what is left to the CPU branch.
     void decide(
-        const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers, const ostinato_speeds & speeds,
+        const ostinato_mailbox & mailbox, const ostinato_request & request, const std::vector<ostinato_cold_layer> & layers,
         const ostinato_cold_routes & all, ostinato_cold_routes & kept);
 
     // What lies in the staging buffer is void from now on: something else uses the memory. Any thread.
     void forget() { epoch.fetch_add(1); }
 
-    // The step has been answered. The CPU branch took `seconds` for `kept`, which is `predicted` by its speeds.
+    // The step has been answered. The CPU branch took `seconds` for `kept`, which is `predicted` by the layer's speeds.
     void end(const ostinato_request & request, const ostinato_cold_routes & all, double seconds, double predicted);
 
     const ostinato_upload_limits limits;
@@ -97,7 +99,7 @@ private:
         const ostinato_mailbox & mailbox, const ostinato_cold_layer & layer, const std::vector<int32_t> & chosen, const ostinato_cold_routes & all,
         bool is_ahead);
     void look_ahead(
-        const ostinato_mailbox & mailbox, const ostinato_request & request, const ostinato_cold_layer & layer, const ostinato_cold_layer & next, double seconds_per_byte);
+        const ostinato_mailbox & mailbox, const ostinato_request & request, const ostinato_cold_layer & layer, const ostinato_cold_layer & next);
     bool is_computed_from(const ostinato_expert_ffn & staging, const char * begin, const char * end) const;
 
     ostinato_prefetch prefetch;

@@ -21,7 +21,7 @@ from ostinatod.learning.generations import Generation
 from ostinatod.learning.model_files import ModelFiles
 from ostinatod.learning.service import LearningService
 from ostinatod.store.records import ModelRecord
-from tests.conftest import ScriptedEngine, eventually
+from tests.conftest import PATIENCE_S, ScriptedEngine, eventually
 from tests.fakes.gguf import Tensor, model_metadata, write
 from tests.fakes.memory_store import record
 from tests.unit.learning.conftest import Learning, RunLearning, favours, load, logged
@@ -37,7 +37,7 @@ def running(learning: Learning, model: ModelRecord) -> list[list[int]] | None:
     return favours(learning.residencies.running(model.digest))
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     ends_at = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends_at
@@ -347,11 +347,7 @@ def test_an_idle_model_is_looked_at_without_being_asked(learn: RunLearning, mode
         learns = asyncio.create_task(learning.service.run())
         await load(learning, model)
         learning.log.append(logged([2, 3], at=1))
-        for _ in range(500):
-            if running(learning, model) == LAST:
-                break
-            await asyncio.sleep(0.02)
-        assert running(learning, model) == LAST
+        await until(lambda: running(learning, model) == LAST)
         learns.cancel()
         await asyncio.gather(learns, return_exceptions=True)
 
@@ -359,14 +355,16 @@ def test_an_idle_model_is_looked_at_without_being_asked(learn: RunLearning, mode
 
 
 def test_a_model_that_leaves_memory_before_it_is_looked_at_is_learned_from(
-    learn: RunLearning, model: ModelRecord
+    learn: RunLearning, model: ModelRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ostinatod.learning.service.LOOK_EVERY_S", 0.05)
+
     async def body(learning: Learning) -> None:
         learns = asyncio.create_task(learning.service.run())
         await load(learning, model)
         learning.log.append(logged([2, 3], at=1))
-        # Seen twice, but not idle for long enough.
-        await asyncio.sleep(1.1)
+        # Seen often, but not idle for long enough.
+        await asyncio.sleep(1.0)
         assert await learning.loaded.unload(model)
         assert states(learning, model) == [(1, "day0", "active")]
         await until(lambda: running(learning, model) == LAST)
@@ -375,7 +373,7 @@ def test_a_model_that_leaves_memory_before_it_is_looked_at_is_learned_from(
         learns.cancel()
         await asyncio.gather(learns, return_exceptions=True)
 
-    learn(body, learn_idle_s=1.5)
+    learn(body, learn_idle_s=3600.0)
 
 
 def test_the_room_that_an_engine_tells_is_kept_though_it_is_gone_before_the_first_look(

@@ -100,6 +100,28 @@ def test_an_engine_s_costs_are_read() -> None:
     assert found.foreseen_share == pytest.approx(0.9)
 
 
+def test_speeds_are_read_for_every_kind_of_experts_that_was_measured() -> None:
+    def kind(types: str, measured: int, gbps: float) -> dict[str, Any]:
+        return {"types": types, "measured": measured, "speeds": {"cpu_row_bytes_per_s": gbps * 1e9}}
+
+    status = engine()
+    (gpu,) = status["devices"]
+    gpu["kinds"] = [kind("down q4_K", 0, 70.0), kind("down q5_K", 0, 70.0)]
+    found = read_calibration(status)
+    assert found is not None
+    assert [(speeds.name, speeds.cpu_row_gbps, speeds.cpu_rows_gbps) for speeds in found.speeds] == [
+        ("CUDA0", 70.0, 20.0)
+    ]
+    gpu["kinds"].append(kind("down q6_K", 2, 40.0))
+    found = read_calibration(status)
+    assert found is not None
+    # The second one has the first one's in place of its own.
+    assert [(speeds.name, speeds.cpu_row_gbps) for speeds in found.speeds] == [
+        ("CUDA0, down q4_K", 70.0),
+        ("CUDA0, down q6_K", 40.0),
+    ]
+
+
 def test_how_much_of_the_cpu_branch_the_gpu_hides_is_read_and_kept(calibrations: Callable[..., Calibrations]) -> None:
     found = read_calibration(engine(gpu=0.2))
     assert found is not None
