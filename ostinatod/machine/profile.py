@@ -81,10 +81,13 @@ def machine_fingerprint() -> str:
 
 
 def hardware_fingerprint(gpus: tuple[Gpu, ...], cpus: Cpus, cgroup_bytes: int | None) -> str:
-    """Hex SHA-256 over what would change the measurements: GPUs and driver, processors, limits. Not what is free."""
+    """Hex SHA-256 over what would change the measurements: GPUs and driver, processors, limits. Not what is free, nor
+    how much memory a node has: virtual machines are given more of it while they run.
+    """
+    nodes = tuple(replace(node, total_bytes=None) for node in cpus.numa_nodes)
     identity = {
         "gpus": [[gpu.uuid, gpu.driver, gpu.total_bytes, gpu.link.max_generation, gpu.link.max_width] for gpu in gpus],
-        "cpus": asdict(cpus),
+        "cpus": asdict(replace(cpus, numa_nodes=nodes)),
         "cgroup_bytes": cgroup_bytes,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

@@ -185,6 +185,15 @@ def test_what_is_free_now_is_no_change_of_hardware() -> None:
     assert hardware_fingerprint((GPU,), CPUS, None) == hardware_fingerprint((busy,), CPUS, None)
 
 
+def test_memory_that_a_virtual_machine_is_given_while_it_runs_is_no_change_of_hardware() -> None:
+    def with_memory(total_bytes: int | None) -> Cpus:
+        return dataclasses.replace(CPUS, numa_nodes=(NumaNode(0, (0, 1), total_bytes),))
+
+    assert hardware_fingerprint((), with_memory(9 << 30), None) == hardware_fingerprint((), with_memory(24 << 30), None)
+    two = dataclasses.replace(CPUS, numa_nodes=(NumaNode(0, (0,), 1 << 30), NumaNode(1, (1,), 1 << 30)))
+    assert hardware_fingerprint((), with_memory(1 << 30), None) != hardware_fingerprint((), two, None)
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 1}', '{"format": 2, "fingerprint": "other"}'])
 def test_a_profile_that_is_not_ours_is_made_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / "m").write_text(content)
