@@ -35,11 +35,13 @@ class Terminal:
         return shown.stdout
 
     def until_shown(self, *words: str) -> str:
-        """Wait until it shows all of the words."""
-        eventually(
-            lambda: all(word in self.screen() for word in words), f"{words} on the screen", within_s=60, every_s=0.2
-        )
-        return self.screen()
+        """Wait until it shows all of the words at once; what it shows then."""
+
+        def shown() -> str | None:
+            screen = self.screen()
+            return screen if all(word in screen for word in words) else None
+
+        return str(eventually(shown, f"{words} on the screen", within_s=60, every_s=0.2))
 
     def close(self) -> None:
         """End it with what runs in it."""

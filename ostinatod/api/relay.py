@@ -81,6 +81,7 @@ class EngineRelay(Response):
         self._figures = FiguresReader()
         self._calls = CallsReader(sampled_calls or SampledCalls())
         self._cancel_asked = False
+        self._has_ended_it = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = self._new_exchange(scope)
@@ -109,7 +110,7 @@ class EngineRelay(Response):
         self._exchanges.enter(exchange, cancel)
         try:
             # Clients close as soon as they have read why the answer ended, before the engine's last words have passed.
-            await run_until_disconnect(receive, working, lambda: self._figures.tell_the_end)
+            await run_until_disconnect(receive, working, lambda: self._figures.tell_the_end or self._has_ended_it)
         finally:
             self._exchanges.leave(exchange, told)
             log.info(
@@ -222,6 +223,7 @@ class EngineRelay(Response):
         if not (isinstance(error, EngineRefused) and is_unreadable_output(error)):
             raise error
         log.warning("answer_unreadable model=%s reason=%r", self._record.name, error.message)
+        self._has_ended_it = True
         await output.write(self._answer.events(ending_events(self._record.name)))
 
     async def _read_events(self, exchange: Exchange, chunks: _Chunks) -> None:

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from ostinatod.api.errors import error_response, native_body
 from ostinatod.errors import OstinatoError
 
-
 ENDING_PATIENCE_S = 1.0
 """For work that is ending by itself when its client leaves."""
 

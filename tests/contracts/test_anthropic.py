@@ -95,7 +95,7 @@ def test_tokens_are_counted_by_the_engine(sdk: anthropic.Anthropic) -> None:
 
 def test_pings_come_within_a_second_of_a_long_prefill(app: RunningApp) -> None:
     app.chat("warm")
-    body = {"model": "m", "max_tokens": 9, "messages": said("!slow 1.2"), "stream": True}
+    body = {"model": "m", "max_tokens": 9, "messages": said("!slow 3"), "stream": True}
     told = events(app.http.post("/v1/messages", json=body).text)
     assert told[0] == {"type": "ping"}
     assert told[1]["type"] == "message_start"

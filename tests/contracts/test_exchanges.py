@@ -17,7 +17,7 @@ from ostinatod.config import Settings
 from ostinatod.errors import OstinatoError
 from ostinatod.loaded import Lease
 from ostinatod.store.records import ModelRecord
-from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually, make_scripted_engine, running_app
+from tests.conftest import RunningApp, ScriptedEngine, StartApp, asking, eventually, make_scripted_engine, running_app
 from tests.fakes.memory_store import MemoryStore, record
 
 
@@ -128,11 +128,8 @@ def test_observers_are_told_of_a_stream_that_breaks_off(shared: RunningApp, told
 
 
 def test_observers_are_told_of_clients_that_leave(shared: RunningApp, told: Notes) -> None:
-    shared.chat("warm")
-    eventually(lambda: "finished" in told.calls, "the end of the first one is told, which may be after its answer")
-    told.calls.clear()
-    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=shared.url, timeout=0.5, trust_env=False) as http:
-        http.post("/v1/chat/completions", json={"model": "m", **BODIES["/v1/chat/completions"], "messages": slow(20)})
+    with asking(shared.url, "/v1/chat/completions", {"model": "m", "messages": slow(60)}):
+        eventually(lambda: told.calls == ["queued", "admitted"], "the request runs")
     eventually(lambda: told.calls == ["queued", "admitted", "cancelled"], "the cancellation is told")
 
 
@@ -147,16 +144,29 @@ def leave_at_the_end(app: RunningApp, command: str) -> None:
         seen = b""
         for chunk in answer.iter_raw():
             seen += chunk
-            if b'"finish_reason":"stop"' in seen:
+            if b'"finish_reason":"stop"' in seen.replace(b": ", b":"):
                 return
     pytest.fail("the stream ended first")
 
 
-def test_a_client_that_leaves_when_it_has_its_answer_cancels_nothing(shared: RunningApp, told: Notes) -> None:
+def test_a_client_that_leaves_when_it_has_its_answer_cancels_nothing(
+    shared: RunningApp, told: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How long it may take is another test's subject; on a busy machine an engine is late with its last words.
+    monkeypatch.setattr("ostinatod.api.streaming.ENDING_PATIENCE_S", 60.0)
     leave_at_the_end(shared, "!lingers")
     eventually(lambda: len(told.calls) == 4, "the end is told")
     assert told.calls == ["queued", "admitted", "first_byte", "finished"]
     assert told.figures == [Figures(3, 2, 1, "stop", 1.0, 2.0)]
+
+
+def test_nor_does_one_whose_answer_the_daemon_has_ended(
+    shared: RunningApp, told: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinatod.api.streaming.ENDING_PATIENCE_S", 60.0)
+    leave_at_the_end(shared, "!unreadable")
+    eventually(lambda: len(told.calls) == 4, "the end is told")
+    assert told.calls == ["queued", "admitted", "first_byte", "finished"]
 
 
 def test_an_engine_that_does_not_end_its_answer_is_left_soon_after_its_client_did(
@@ -182,7 +192,7 @@ def test_a_request_is_cancelled_while_its_prompt_is_read(start_app: StartApp, sc
     notes = Notes()
     app = start_app(scripted_engine, observers=(notes,))
     with ThreadPoolExecutor(1) as pool:
-        answering = pool.submit(app.chat, "!slow 20")
+        answering = pool.submit(app.chat, "!slow 60")
         eventually(lambda: "admitted" in notes.calls, "the request runs")
         exchange_id = notes.exchanges[0].id
         assert cancel(app, exchange_id) == {"status": "success", "was_running": True}
@@ -193,16 +203,20 @@ def test_a_request_is_cancelled_while_its_prompt_is_read(start_app: StartApp, sc
     assert cancel(app, exchange_id)["was_running"] is False
 
 
-def test_a_request_is_cancelled_in_the_queue(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+def test_a_request_is_cancelled_in_the_queue(
+    start_app: StartApp, scripted_engine: ScriptedEngine, tmp_path: Path
+) -> None:
     notes = Notes()
     app = start_app(scripted_engine, Settings(parallel=1), observers=(notes,))
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(app.chat, "!slow 1")
+        release = tmp_path / "release"
+        running = pool.submit(app.chat, f"!hold {release}")
         eventually(lambda: "admitted" in notes.calls, "the first request runs")
         waiting = pool.submit(app.chat, "x")
         eventually(lambda: len(notes.exchanges) == 2, "the second request waits")
         assert cancel(app, notes.exchanges[1].id)["was_running"] is True
         assert waiting.result().status_code == 499
+        release.touch()
         assert running.result().status_code == 200
     assert len(scripted_engine.events("begin")) == 1
 

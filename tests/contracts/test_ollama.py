@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +15,8 @@ import ollama
 import pytest
 
 from ostinatod.config import Settings
-from tests.conftest import RunningApp, ScriptedEngine, StartApp, eventually
+from tests.conftest import RunningApp, ScriptedEngine, StartApp, asking, eventually, least_s
+from tests.fakes.engine import HOLD_S
 
 Connect = Callable[[RunningApp], ollama.Client]
 
@@ -65,16 +67,18 @@ def test_a_chat_reaches_the_engine_with_its_options(client: ollama.Client) -> No
     assert "num_ctx" not in body
 
 
-def test_a_streamed_chat_comes_line_by_line_and_ends_with_durations(shared_app: RunningApp, connect: Connect) -> None:
-    client = connect(shared_app)
-    client.chat("m", said("warm"))
-    arrivals, parts = [], []
-    for part in client.chat("m", said("!count 20"), stream=True):
-        arrivals.append(time.monotonic())
+def test_a_streamed_chat_comes_line_by_line_and_ends_with_durations(client: ollama.Client, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    started_at = time.monotonic()
+    parts = []
+    for part in client.chat("m", said(f"!halves {release}"), stream=True):
         parts.append(part)
-    assert "".join(part.message.content for part in parts) == "".join(f"{number} " for number in range(20))
-    # 20 chunks 20 ms apart: buffered, all would arrive at once.
-    assert arrivals[-1] - arrivals[0] > 0.2
+        if part.message.content == "first":
+            # Buffered, it would arrive when the engine has waited for the file in vain.
+            assert time.monotonic() - started_at < HOLD_S
+            time.sleep(0.3)
+            release.touch()
+    assert "".join(part.message.content or "" for part in parts) == "firstsecond"
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     assert parts[-1].total_duration > 300e6
 
@@ -95,17 +99,25 @@ def test_embeddings_in_both_forms(client: ollama.Client) -> None:
     assert client.embeddings("embedder", "a").embedding == [0.5]
 
 
-def test_a_silent_prefill_is_bridged_by_empty_lines(shared_app: RunningApp, connect: Connect) -> None:
+def test_a_silent_prefill_is_bridged_by_empty_lines(shared_app: RunningApp, connect: Connect, tmp_path: Path) -> None:
     connect(shared_app).chat("m", said("warm"))
-    started_at = time.monotonic()
-    with shared_app.http.stream("POST", "/api/chat", json={"model": "m", "messages": said("!slow 1.1")}) as answer:
-        assert answer.headers["content-type"] == "application/x-ndjson"
-        told = answer.iter_lines()
-        first = json.loads(next(told))
-        assert time.monotonic() - started_at < 1.2
-        rest = [json.loads(line) for line in told]
-    assert (first["message"], first["done"]) == ({"role": "assistant", "content": ""}, False)
-    assert rest[-1]["done"] is True
+
+    def empty_line_s(number: int) -> float:
+        release = tmp_path / f"release-{number}"
+        body = {"model": "m", "messages": said(f"!hold {release}")}
+        started_at = time.monotonic()
+        with shared_app.http.stream("POST", "/api/chat", json=body) as answer:
+            assert answer.headers["content-type"] == "application/x-ndjson"
+            told = answer.iter_lines()
+            first = json.loads(next(told))
+            taken_s = time.monotonic() - started_at
+            release.touch()
+            rest = [json.loads(line) for line in told]
+        assert (first["message"], first["done"]) == ({"role": "assistant", "content": ""}, False)
+        assert rest[-1]["done"] is True
+        return taken_s
+
+    assert least_s(empty_line_s, below_s=1.0) < 1.0
 
 
 # -- loading and unloading --------------------------------------------------------------------------------------------
@@ -172,25 +184,27 @@ def test_an_engine_that_dies_before_the_first_byte_is_502(app: RunningApp, conne
     assert caught.value.status_code == 502
 
 
-def test_a_full_queue_is_503_with_retry_after(start_app: StartApp, scripted_engine: ScriptedEngine) -> None:
+def test_a_full_queue_is_503_with_retry_after(
+    start_app: StartApp, scripted_engine: ScriptedEngine, tmp_path: Path
+) -> None:
     app = start_app(scripted_engine, Settings(parallel=1, max_queue=0))
+    release = tmp_path / "release"
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(app.chat, "!slow 0.5")
+        running = pool.submit(app.chat, f"!hold {release}")
         eventually(lambda: any(model["in_flight"] for model in app.status()["models"]), "a request runs")
         refused = app.http.post("/api/chat", json={"model": "m", "messages": said("x")})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert isinstance(refused.json()["error"], str)
+        release.touch()
         assert running.result().status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_the_engines_work(
-    app: RunningApp, scripted_engine: ScriptedEngine, stream: bool, connect: Connect
+    app: RunningApp, scripted_engine: ScriptedEngine, stream: bool
 ) -> None:
-    connect(app).chat("m", said("warm"))
-    body = {"model": "m", "messages": said("!slow 30"), "stream": stream}
-    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=app.url, timeout=0.4, trust_env=False) as http:
-        http.post("/api/chat", json=body)
+    with asking(app.url, "/api/chat", {"model": "m", "messages": said("!slow 60"), "stream": stream}):
+        eventually(lambda: scripted_engine.events("begin"), "the engine reads the prompt")
     eventually(lambda: scripted_engine.events("gone"), "the engine sees the client go", 3)
 
 

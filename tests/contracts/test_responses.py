@@ -95,7 +95,7 @@ def test_tokens_are_counted_by_the_engine(app: RunningApp) -> None:
 
 def test_a_silent_prefill_is_bridged_by_events(app: RunningApp) -> None:
     app.chat("warm")
-    told = streamed(app, input="!slow 1.2")
+    told = streamed(app, input="!slow 3")
     assert [event["type"] for event in told[:3]] == [
         "response.created",
         "response.in_progress",

@@ -125,8 +125,10 @@ def test_aider_finds_the_window_edits_a_file_goes_on_and_is_told_of_an_overflow(
         aider.say("Write a program that says hello.")
         (first,) = aider.until_ended(1)
         assert (first["status"], first["dialect"], first["reused_tokens"]) == ("ok", "openai", 0)
-        eventually(lambda: (aider.work / "hello.py").exists(), "the file is there")
-        assert (aider.work / "hello.py").read_text() == 'print("hello")\n'
+        edited = aider.work / "hello.py"
+        eventually(
+            lambda: edited.exists() and edited.read_text() == 'print("hello")\n', "the file is written", STARTED_S
+        )
 
         aider.say("Write it again.")
         second = aider.until_ended(2)[-1]
@@ -159,6 +161,8 @@ def test_aider_that_is_ended_in_mid_answer_frees_the_engine(
         aider.say("Say hello.")
         eventually(lambda: [r for r in in_flight() if r["ttft_ms"] is not None], "an answer has begun", STARTED_S)
         aider.process.kill()
+        aider.process.wait()
         eventually(lambda: not in_flight(), "the engine is free", 5)
-        (request,) = aider.requests()
+        # Requests are logged off their path, a moment after they have ended.
+        (request,) = aider.until_ended(1)
         assert request["status"] == "cancelled"

@@ -145,7 +145,7 @@ def test_a_request_that_never_fits_is_refused_at_once_beside_one_that_is_answere
     flags = ("--ctx-size", "2048", "--parallel", "2")
     with (
         started(engine_build, tmp_path, WITHOUT_CHECKPOINTS, *flags) as engine,
-        engine.working(engine.tokens(900), 900),
+        engine.working(engine.tokens(100), 1900),
     ):
         answer = engine.server.post("/completion", {"prompt": engine.tokens(2100), "n_predict": 1})
         assert (answer.status, answer.body["error"]["type"]) == (400, "exceed_context_size_error")
@@ -208,7 +208,7 @@ def test_a_sub_agent_reuses_the_prompt_of_a_parent_that_is_being_answered(
         system = engine.tokens(1000)
         parent = system + engine.tokens(100)
         engine.read(parent)
-        with engine.working(parent, n_predict=300):
+        with engine.working(parent, n_predict=1500):
             read = [engine.read(system + engine.tokens(100)) for _ in range(2)]
             assert any(slot["is_processing"] for slot in engine.slots())
         assert max(read) <= 100 + (MICRO_BATCH + behind if behind else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from ostinatod.config import Settings
 from ostinatod.engine.arguments import engine_arguments, engine_environment
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.store import ModelStore
-from tests.conftest import RunningDaemon, StartDaemon, eventually, processes_in_group
+from tests.conftest import RunningDaemon, StartDaemon, asking, eventually, processes_in_group
 
 pytestmark = pytest.mark.engine
 
@@ -52,7 +51,7 @@ def engine_pid(daemon: RunningDaemon) -> int:
 def slots_at_work(daemon: RunningDaemon) -> int:
     """Slots that the engine itself reports as processing."""
     sockets = list((daemon.home / "run").glob("*.sock"))
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(sockets[0]))) as engine:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(sockets[0])), timeout=60) as engine:
         return sum(slot["is_processing"] for slot in engine.get("http://engine/slots").json())
 
 
@@ -155,11 +154,8 @@ def test_an_overlong_prompt_is_refused_with_the_numbers(engine_build: EngineBuil
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_while_the_engine_writes_frees_the_slot(daemon: RunningDaemon, stream: bool) -> None:
     fields = {"model": "tiny", "messages": messages("Count."), "max_tokens": 60000, "ignore_eos": True}
-    body = json.dumps({**fields, "stream": stream})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     daemon.http.post("/ostinato/load", json={"model": "tiny"})
-    with socket.create_connection(("127.0.0.1", httpx.URL(daemon.url).port or 0)) as client:
-        client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+    with asking(daemon.url, "/v1/chat/completions", {**fields, "stream": stream}):
         eventually(lambda: slots_at_work(daemon) == 1, "the engine works")
     # Asked seldom: the engine looks for closed connections only after a second without any result, ours included.
     eventually(lambda: slots_at_work(daemon) == 0, "the engine stops", 8, every_s=1.5)
@@ -223,8 +219,9 @@ def test_routes_of_an_answer_are_told(daemon: RunningDaemon) -> None:
 
 def test_keep_alive_unloads_the_model(daemon: RunningDaemon) -> None:
     body = {"model": "tiny", "messages": messages("Hi"), "max_tokens": 2, "keep_alive": "300ms"}
-    assert daemon.http.post("/v1/chat/completions", json=body).status_code == 200
+    daemon.http.post("/ostinato/load", json={"model": "tiny"})
     pid = engine_pid(daemon)
+    assert daemon.http.post("/v1/chat/completions", json=body).status_code == 200
     eventually(lambda: daemon.http.get("/api/ps").json()["models"] == [], "the model is unloaded", 5)
     assert not psutil.pid_exists(pid)
 

@@ -62,7 +62,8 @@ def test_a_killed_daemon_leaves_no_engine_even_while_it_loads(
     daemon = start_daemon(scripted_engine_cache, OSTINATO_SCRIPTED_ENGINE=script)
     with daemon.http.stream("POST", "/ostinato/load", json={"model": "tiny"}) as loading:
         next(loading.iter_lines())
-        group = engine_pid(daemon)
+        # What is told first may be that nothing is known yet.
+        group = eventually(lambda: daemon.http.get("/ostinato/status").json()["models"][0]["pid"], "the engine runs")
         assert processes_in_group(group)
         daemon.process.kill()
     daemon.process.wait()

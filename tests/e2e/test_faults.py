@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ import pytest
 from ostinatod.config import Settings
 from ostinatod.installer.engine_build import EngineBuild
 from ostinatod.store import ModelStore
-from tests.conftest import RunningApp, eventually, running_app
+from tests.conftest import RunningApp, asking, eventually, running_app
 from tests.e2e.programs import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -34,6 +33,8 @@ MESSAGES = [{"role": "user", "content": "The order W3792453 was delivered. What 
 BRANCHES = ("--ostinato-branches", "--no-repack")
 STALL_MS = 2000
 TOKENS = 8
+MANY = 900
+"""More than are written before a fault that is asked for takes effect, and no more than the context has."""
 FAILED = "ended while it served this request"
 """What the daemon says of an engine that was there and is gone."""
 
@@ -171,8 +172,8 @@ def test_a_failed_pass_is_an_error_of_the_dialect_and_the_next_request_has_a_new
 def test_a_stream_that_fails_half_way_ends_with_an_error_of_the_dialect(faulty: FaultyApp, name: str) -> None:
     before = faulty.answer()
     dialect = DIALECTS[name]
-    longer = {"options": {"num_predict": 400}} if name == "ollama" else {}
-    many = {"max_output_tokens": 400} if name == "responses" else {} if longer else {"max_tokens": 400}
+    longer = {"options": {"num_predict": MANY}} if name == "ollama" else {}
+    many = {"max_output_tokens": MANY} if name == "responses" else {} if longer else {"max_tokens": MANY}
     body = {"model": "tiny", **dialect.body, **dialect.stream, **longer, **many}
     received: list[dict[str, Any]] = []
     with faulty.app.http.stream("POST", dialect.path, json=body) as response:
@@ -183,7 +184,7 @@ def test_a_stream_that_fails_half_way_ends_with_an_error_of_the_dialect(faulty: 
                 faulty.fail("fail-pass")
     assert faulty.has_failed("fail-pass")
     assert FAILED in dialect.error(received[-1])
-    assert 6 < len(received) < 400
+    assert 6 < len(received) < MANY
     assert faulty.answer() == before
 
 
@@ -194,9 +195,8 @@ def test_a_stalled_cpu_branch_delays_answers_and_the_daemon_keeps_answering(faul
     with ThreadPoolExecutor(2) as pool:
         delayed = [pool.submit(faulty.answer) for _ in range(2)]
         eventually(lambda: faulty.has_failed("stall"), "the branch stalls")
-        asked = time.monotonic()
         assert faulty.app.http.get("/health").is_success
-        assert time.monotonic() - asked < STALL_MS / 2000
+        assert not any(answer.done() for answer in delayed)
         assert [answer.result() for answer in delayed] == [before, before]
     assert time.monotonic() - begin >= STALL_MS / 1000
 
@@ -204,28 +204,24 @@ def test_a_stalled_cpu_branch_delays_answers_and_the_daemon_keeps_answering(faul
 def test_a_client_that_leaves_a_stalled_engine_leaves_nothing_behind(faulty: FaultyApp) -> None:
     before = faulty.answer()
     faulty.fail("stall", STALL_MS)
-    with pytest.raises(httpx.ReadTimeout):
-        faulty.app.http.post(
-            DIALECTS["openai"].path, json={"model": "tiny", **CHAT, "max_tokens": 400}, timeout=STALL_MS / 2000
-        )
+    with asking(faulty.app.url, DIALECTS["openai"].path, {"model": "tiny", **CHAT, "max_tokens": MANY}):
+        eventually(lambda: faulty.has_failed("stall"), "the branch stalls")
     eventually(lambda: faulty.engine()["in_flight"] == 0, "the request has ended", within_s=STALL_MS / 1000 + 10)
-    assert faulty.has_failed("stall")
     assert faulty.answer() == before
 
 
 def test_several_requests_in_a_failed_pass_all_end(faulty: FaultyApp) -> None:
     before = faulty.answer()
-    begun = threading.Barrier(3)
+    faulty.fail("stall", STALL_MS)  # so that no answer is over before all have been asked for
 
     def ask(_: int) -> int:
-        begun.wait()
         return faulty.post(DIALECTS["openai"], max_tokens=60).status_code
 
     with ThreadPoolExecutor(3) as pool:
         answers = pool.map(ask, range(3))
-        eventually(lambda: faulty.engine()["in_flight"] == 3, "all are in flight")
+        eventually(lambda: faulty.has_failed("stall") and faulty.engine()["in_flight"] == 3, "all are in flight")
         faulty.fail("fail-pass")
-        assert set(answers) <= {200, 502}
+        assert set(answers) == {502}
     assert faulty.has_failed("fail-pass")
     assert faulty.answer() == before
 

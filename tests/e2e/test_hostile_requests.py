@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 
 from ostinatod import locations
 from ostinatod.installer.engine_build import EngineBuild
-from tests.conftest import RunningDaemon, StartDaemon, eventually
+from tests.conftest import RunningDaemon, StartDaemon, asking, eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -71,15 +70,6 @@ def engine_pid(daemon: RunningDaemon) -> int:
     return int(daemon.http.get("/ostinato/status").json()["models"][0]["pid"])
 
 
-def asking(daemon: RunningDaemon, path: str, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request has been sent and nothing read."""
-    content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
-    connection = socket.create_connection(("127.0.0.1", httpx.URL(daemon.url).port or 0))
-    connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
-    return connection
-
-
 def is_idle(daemon: RunningDaemon) -> bool:
     return slots_at_work(daemon) == 0 and in_flight(daemon) == 0
 
@@ -115,7 +105,7 @@ def test_a_client_that_leaves_during_prefill_or_decode_frees_its_slot(
     daemon = start(OSTINATO_ENGINE_ARGS=f"{SMALL_BATCHES} --ignore-eos")
     path, body = BODIES[dialect]
     for text in (LONG, "Count."):
-        with asking(daemon, path, body(text)):
+        with asking(daemon.url, path, body(text)):
             eventually(lambda: slots_at_work(daemon) == 1, "the engine works")
         # Asked seldom: the engine looks for closed connections only while it has nothing to answer, us included.
         eventually(lambda: is_idle(daemon), "the engine is idle", IDLE_WITHIN_S, every_s=1.5)
@@ -125,10 +115,10 @@ def test_a_client_that_leaves_during_prefill_or_decode_frees_its_slot(
 def test_a_client_that_leaves_frees_its_slot_while_another_is_answered(start: Callable[..., RunningDaemon]) -> None:
     daemon = start(OSTINATO_THREADS="1")
     path, body = BODIES["openai"]
-    with asking(daemon, path, body("Tell me more.")):
+    with asking(daemon.url, path, body("Tell me more.")):
         eventually(lambda: slots_at_work(daemon), "the engine works for one")
         staying = busy_slots(daemon)
-        with asking(daemon, path, {**body("Count."), "stream": False}):
+        with asking(daemon.url, path, {**body("Count."), "stream": False}):
             eventually(lambda: slots_at_work(daemon) == 2, "the engine works for both")
         # Every token of the other answer wakes all who wait in the engine, so that it is never quiet for a second.
         eventually(lambda: busy_slots(daemon) == staying, "the engine works for one", IDLE_WITHIN_S, every_s=1.5)
@@ -137,11 +127,11 @@ def test_a_client_that_leaves_frees_its_slot_while_another_is_answered(start: Ca
 def test_a_client_that_leaves_the_queue_is_gone_from_it_and_the_next_in_line_follows(
     start: Callable[..., RunningDaemon],
 ) -> None:
-    daemon = start(OSTINATO_PARALLEL="1", OSTINATO_MAX_QUEUE="2")
+    daemon = start(OSTINATO_PARALLEL="1", OSTINATO_MAX_QUEUE="2", OSTINATO_THREADS="1")
     path, body = BODIES["openai"]
-    with asking(daemon, path, body("Count.")) as running:
+    with asking(daemon.url, path, body("Count.")) as running:
         eventually(lambda: slots_at_work(daemon) == 1, "the engine works")
-        with asking(daemon, path, body("Count.")):
+        with asking(daemon.url, path, body("Count.")):
             eventually(lambda: in_flight(daemon) == 2, "one waits")
         eventually(lambda: in_flight(daemon) == 1, "nobody waits any more", 3)
         with ThreadPoolExecutor(1) as pool:
@@ -154,8 +144,8 @@ def test_a_client_that_leaves_the_queue_is_gone_from_it_and_the_next_in_line_fol
 
 
 def test_a_full_queue_is_503_with_retry_after_in_every_dialect(start: Callable[..., RunningDaemon]) -> None:
-    daemon = start(OSTINATO_PARALLEL="1", OSTINATO_MAX_QUEUE="0")
-    with asking(daemon, *_body("openai", "Count.")):
+    daemon = start(OSTINATO_PARALLEL="1", OSTINATO_MAX_QUEUE="0", OSTINATO_THREADS="1")
+    with asking(daemon.url, *_body("openai", "Count.")):
         eventually(lambda: slots_at_work(daemon) == 1, "the engine works")
         for dialect in BODIES:
             path, body = _body(dialect, "Hi")
@@ -174,17 +164,22 @@ def _body(dialect: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_two_streams_are_written_at_once(start: Callable[..., RunningDaemon]) -> None:
-    daemon = start(OSTINATO_PARALLEL="2")
+    daemon = start(OSTINATO_PARALLEL="2", OSTINATO_THREADS="1", OSTINATO_ENGINE_ARGS="--ignore-eos")
 
-    def stream(word: str) -> tuple[float, float]:
-        body = {"model": "tiny", "prompt": word, "options": {"num_predict": 40}}
-        with httpx.stream("POST", f"{daemon.url}/api/generate", json=body, timeout=100, trust_env=False) as answer:
-            arrivals = [time.monotonic() for line in answer.iter_lines() if json.loads(line)["response"]]
-        return arrivals[0], arrivals[-1]
+    def begun(word: str, n_predict: int) -> Iterator[str]:
+        body = {"model": "tiny", "prompt": word, "options": {"num_predict": n_predict}}
+        answer = streams.enter_context(
+            httpx.stream("POST", f"{daemon.url}/api/generate", json=body, timeout=100, trust_env=False)
+        )
+        lines = answer.iter_lines()
+        assert any(json.loads(line)["response"] for line in lines)
+        return lines
 
-    with ThreadPoolExecutor(2) as pool:
-        (first_begin, first_end), (second_begin, second_end) = pool.map(stream, ("Count", "Tell"))
-    assert max(first_begin, second_begin) < min(first_end, second_end)
+    with ExitStack() as streams:
+        long, short = begun("Count", MAX_TOKENS), begun("Tell", 40)
+        assert [json.loads(line)["done"] for line in short][-1]
+        assert in_flight(daemon) == 1, "the first is still being written"
+        assert not json.loads(next(long))["done"]
 
 
 EXTREMES: tuple[Any, ...] = (-(2**31), 2**63, 1e308, "x", None, [])

@@ -171,18 +171,23 @@ def test_real_sessions_overrule_a_poisoned_log(learning_daemon: StartDaemon) -> 
     eventually(lambda: history(daemon)[0] == ("learned", "active"), "the poisoned log is learned from")
     texts = [str(message["content"]) for message in SESSION["messages"] if message.get("content")]
     even = HOT / N_EXPERTS
-    covered = []
-    for number, text in enumerate(texts[:4]):
-        talk(daemon, f"real-{number}", text[:300])
+
+    def covered(number: int) -> float:
+        """What the set in use covers of a further session's decode."""
+        talk(daemon, f"real-{number}", texts[number][:300])
         (last,) = eventually(
-            lambda number=number: [
+            lambda: [
                 entry
                 for entry in daemon.http.get("/ostinato/requests", params={"limit": 1}).json()["requests"]
                 if daemon.http.get("/ostinato/stats").json()["requests"] == number + 2
             ],
             "the request is logged",
         )
-        covered.append(last["coverage_decode"])
-        time.sleep(2.5)
-    assert covered[0] < even
-    assert covered[-1] > even, covered
+        return float(last["coverage_decode"])
+
+    assert covered(0) < even
+    eventually(lambda: history(daemon)[0] == ("undo", "active"), "it is taken back")
+    for number in range(1, 4):
+        covered(number)
+    eventually(lambda: history(daemon)[0] == ("learned", "active"), "the real sessions are learned from")
+    assert covered(4) > 1.2 * even

@@ -59,7 +59,7 @@ def test_decode_steps_are_kept_by_cold_routes_and_passes_beside_their_prediction
     source.write_text(_PROGRAM, encoding="utf-8")
     command = [compiler, "-std=c++17", f"-I{OVERLAY}", str(source), str(OVERLAY / "upload-choice.cpp")]
     subprocess.run([*command, "-o", str(program)], check=True, timeout=120)
-    told = json.loads(subprocess.run([program], check=True, capture_output=True, timeout=10).stdout)
+    told = json.loads(subprocess.run([program], check=True, capture_output=True, timeout=60).stdout)
     assert told["il"] == 30
     assert told["steps"] == [2, 1, 0]
     assert told["ns"] == [220, 200]

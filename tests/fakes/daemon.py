@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -247,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
                     return
                 while item == WAIT:
                     self._chunk(": keepalive\n\n" if last else "\n")
-                    self.daemon.abandoned.wait(0.02)
+                    time.sleep(0.02)  # not in a wait for `abandoned`, which an earlier stream may have set
                 self._chunk(frame.format(json.dumps(item, ensure_ascii=False)))
             if last:
                 self._chunk(last)

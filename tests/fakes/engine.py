@@ -3,6 +3,7 @@
 
 How it loads is set by the environment variable OSTINATO_SCRIPTED_ENGINE, a JSON object:
   load_s        seconds until it is ready
+  load_until    it is not ready before this file exists
   exit_status   it ends with this status instead of becoming ready, after writing `exit_words`
   stall         it never becomes ready and shows no progress
   stubborn      it ignores SIGTERM
@@ -18,6 +19,8 @@ What it does with a request is set by the last message (or prompt):
   "!crash"      it streams one and a half events and is killed
   "!die"        it is killed before it answers
   "!slow S"     it reads the prompt for S seconds
+  "!hold F"     it reads the prompt until the file F exists, for HOLD_S at most
+  "!halves F"   it streams "first", and "second" once the file F exists, after HOLD_S at most
   "!count N"    it streams N chunks, 20 ms apart
   "!flood"      it streams as fast as it can, without end
   "!overflow"   it refuses the prompt as too long
@@ -49,6 +52,7 @@ STARTED_AT = time.monotonic()
 LOAD_S = float(SCRIPT.get("load_s", 0.0))
 N_CTX = int(SCRIPT.get("n_ctx", 4096))
 CHUNK_S = 0.02
+HOLD_S = 30.0
 TIMINGS = {"cache_n": 1, "prompt_n": 2, "prompt_ms": 5.0, "predicted_n": 1, "predicted_ms": 10.0}
 STATUS = {"abi": 7, "devices": [], "pool_bytes": None, "gpu_of_layer": None, "cpu_branch": None}
 """Of an engine whose experts are not divided between two branches."""
@@ -88,7 +92,15 @@ def note(event: str) -> None:
 
 
 def is_ready() -> bool:
-    return not SCRIPT.get("stall") and time.monotonic() - STARTED_AT >= LOAD_S
+    if SCRIPT.get("stall") or ("load_until" in SCRIPT and not os.path.exists(SCRIPT["load_until"])):
+        return False
+    return time.monotonic() - STARTED_AT >= LOAD_S
+
+
+def load_progress() -> float:
+    if "load_until" in SCRIPT:
+        return 0.5
+    return (time.monotonic() - STARTED_AT) / LOAD_S
 
 
 def call(index: int, call_id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -182,6 +194,8 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(os.getpid(), signal.SIGKILL)
         if command == "!slow":
             self.wait(float(argument))
+        if command == "!hold":
+            self.hold(argument)
         if command == "!overflow":
             numbers = {"n_prompt_tokens": 70211, "n_ctx": N_CTX}
             error = {"code": 400, "message": "too long", "type": "exceed_context_size_error", **numbers}
@@ -217,6 +231,10 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(os.getpid(), signal.SIGKILL)
         while command == "!flood":
             self.chunk(event("more"))
+        if command == "!halves":
+            self.chunk(event("first"))
+            self.hold(argument)
+            body = "second"
         for number in range(int(argument) if command == "!count" else 1):
             self.chunk(event(f"{number} " if command == "!count" else body))
             self.wait(CHUNK_S)
@@ -245,6 +263,7 @@ class Handler(BaseHTTPRequestHandler):
         if command == "!unreadable":
             broken = {"code": 500, "message": UNREADABLE, "type": "server_error"}
             self.chunk(b"data: " + json.dumps({"error": broken}, separators=(",", ":")).encode() + b"\n\n")
+            self.wait(LINGERS_S.get(command, 0))
         else:
             self.chunk(chunk({}, reason=reason))
             self.wait(LINGERS_S.get(command, 0))
@@ -280,6 +299,11 @@ class Handler(BaseHTTPRequestHandler):
             readable, _, _ = select.select([self.connection], [], [], min(left_s, 0.05))
             if readable and self.connection.recv(1, socket.MSG_PEEK) == b"":
                 raise Gone
+
+    def hold(self, file: str) -> None:
+        ends_at = time.monotonic() + HOLD_S
+        while not os.path.exists(file) and time.monotonic() < ends_at:
+            self.wait(CHUNK_S)
 
     def answer(self, status: int, value: dict[str, Any]) -> None:
         content = json.dumps(value).encode()
@@ -333,7 +357,7 @@ SAID: dict[str, tuple[list[dict[str, Any]], str]] = {
     "!stuck": ([{"role": "assistant", "content": None}, {"content": "all"}], "stop"),
     "!cut": ([{"role": "assistant", "content": None}, {"content": "cut"}], "length"),
 }
-LINGERS_S = {"!lingers": 0.3, "!stuck": 60.0}
+LINGERS_S = {"!lingers": 0.3, "!stuck": 60.0, "!unreadable": 0.3}
 """Between why an answer ended and the last of its stream."""
 
 
@@ -350,7 +374,7 @@ def main(arguments: list[str]) -> int:
     with Server(str(path), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while not SCRIPT.get("stall") and not is_ready():
-            print(f"ostinato-load {(time.monotonic() - STARTED_AT) / LOAD_S:.2f}", flush=True)
+            print(f"ostinato-load {load_progress():.2f}", flush=True)
             time.sleep(0.05)
         signal.pause()
     return 0

@@ -53,6 +53,8 @@ class FakeHub:
     endpoint: str = ""
     served: Counter[str] = field(default_factory=Counter)
     """Body bytes sent, by path."""
+    sending: Counter[str] = field(default_factory=Counter)
+    """Bodies that are being sent, by path."""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -182,6 +184,7 @@ def _send_body(hub: FakeHub, request: BaseHTTPRequestHandler, path: str, body: b
     limits = [limit for limit in (fault.stall_after, fault.drop_after) if limit is not None]
     last = min([*limits, len(body)])
     sent = 0
+    hub.sending[path] += 1
     try:
         while sent < last:
             chunk = body[sent : min(sent + _CHUNK, last)]
@@ -194,6 +197,8 @@ def _send_body(hub: FakeHub, request: BaseHTTPRequestHandler, path: str, body: b
             hub.stopping.wait()
     except OSError:
         pass  # The client has gone, as it may.
+    finally:
+        hub.sending[path] -= 1
     request.close_connection = True
 
 
@@ -214,7 +219,7 @@ def _lfs(content: bytes) -> dict[str, Any]:
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 135}
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Returns once `condition` holds. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -13,7 +13,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +59,30 @@ class Placements:
         self.flags = {"stock": (*common, *STOCK[device]), "half": (*common, *PLACED[device], *own)}
 
 
-def tokens(engine: EngineServer, prompt: str) -> list[list[float]]:
-    """Greedy tokens: each one's id, and by how many nats it was likelier than the next one."""
-    body = {"prompt": prompt, "n_predict": 24, "temperature": 0, "ignore_eos": True, "n_probs": 2}
+def tokens(engine: EngineServer, *prompts: str) -> list[list[list[float]]]:
+    """Greedy tokens behind each of the prompts: a token's id, and by how many nats it was likelier than the next one.
+
+    Prompts of one request begin together, which those of several threads need not.
+    """
+    body = {"prompt": prompts, "n_predict": 24, "temperature": 0, "ignore_eos": True, "n_probs": 2}
     answer = engine.post("/completion", body)
     if answer.status != 200:
         raise RuntimeError(f"a completion: {answer.body}")
-    steps = []
-    for step in answer.body["completion_probabilities"]:
-        first, second = (entry["logprob"] for entry in step["top_logprobs"])
-        steps.append([step["id"], first - second])
-    return steps
+    return [[_margin(step) for step in one["completion_probabilities"]] for one in _in_order(answer.body)]
+
+
+def _in_order(body: Any) -> list[Outcome]:
+    return sorted(body, key=lambda one: int(one["index"])) if isinstance(body, list) else [body]
+
+
+def _margin(step: Outcome) -> list[float]:
+    first, second = (entry["logprob"] for entry in step["top_logprobs"])
+    return [step["id"], first - second]
 
 
 def slots(engine: EngineServer) -> Outcome:
     """Tokens behind all prompts at once, and how many were worked on in one batch."""
-    with ThreadPoolExecutor(SLOTS) as pool:
-        answers = list(pool.map(lambda prompt: tokens(engine, prompt), PROMPTS))
+    answers = tokens(engine, *PROMPTS)
     metrics = engine.text("/metrics")
     busy = next(line for line in metrics.splitlines() if line.startswith("llamacpp:n_busy_slots_per_decode"))
     return {"tokens": answers, "busy_slots_per_decode": float(busy.split()[-1])}
@@ -164,7 +170,7 @@ def main() -> int:
         flags: Mapping[str, tuple[str, ...]] = Placements(arguments.device, arguments.model, Path(directory)).flags
         several = ("--parallel", str(SLOTS), "--kv-unified")
         with served(arguments.model, (*flags["stock"], *several)) as engine:
-            alone = [tokens(engine, prompt) for prompt in PROMPTS]
+            alone = [tokens(engine, prompt)[0] for prompt in PROMPTS]
             at_once = slots(engine)
             result["stock_disagreement"] = list(map(disagreement, at_once["tokens"], alone))
         with served(arguments.model, (*flags["half"], *several)) as engine:

@@ -163,13 +163,15 @@ def test_a_side_request_is_told_as_one(app: RunningApp) -> None:
     assert (side["kind"], side["turn"], side["session"]) == ("side", None, main["session"])
 
 
-def test_requests_in_flight_are_told_with_what_is_known(app: RunningApp) -> None:
+def test_requests_in_flight_are_told_with_what_is_known(app: RunningApp, tmp_path: Path) -> None:
+    release = tmp_path / "release"
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(turn, app, "!slow 1")
+        answer = pool.submit(turn, app, f"!hold {release}")
         running = eventually(
             lambda: [e for e in history(app)["in_flight"] if e["status"] == "running" and e["session"]], "it runs"
         )
         assert history(app, model="embedder")["in_flight"] == []
+        release.touch()
         answer.result()
     (entry,) = running
     assert (entry["turn"], entry["kind"], entry["model"], entry["dialect"]) == (1, "first", "m", "openai")

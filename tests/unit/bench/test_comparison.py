@@ -211,7 +211,8 @@ def test_all_settings_are_timed_where_that_is_asked_for(scripted: Scripted) -> N
     began = time.time()
     scripted.compare(candidates=candidates, times_all=True, seconds=400.0)
     first, *_, last = (job["until"] - began for job in scripted.jobs("replay"))
-    assert first < 105
+    # 100 s each, and what the jobs before have taken by the clock.
+    assert first < 200
     assert last > 300
     only = scripted.compare(candidates=candidates, times_all=True, kinds=("stock",))
     assert {turn.setting for turn in only.turns} == {"c", "d"}
@@ -274,7 +275,7 @@ def test_only_what_fits_into_the_time_is_timed_and_said_so(scripted: Scripted) -
 
 
 def test_nothing_takes_longer_than_the_time_there_is(scripted: Scripted) -> None:
-    slow = "time.sleep(9 * (job['only'] != ['d'])); tell(event='loaded', load_s=1, gpu_bytes=40)"
+    slow = "time.sleep(60 * (job['only'] != ['d'])); tell(event='loaded', load_s=1, gpu_bytes=40)"
     text = SCRIPTED.replace("import json, os, sys", "import json, os, sys, time")
     text = text.replace('tell(event="loaded", load_s=1, gpu_bytes=40)\n    ms', f"{slow}\n    ms")
     (scripted.folder / "scripted.py").write_text(text)
@@ -282,4 +283,4 @@ def test_nothing_takes_longer_than_the_time_there_is(scripted: Scripted) -> None
     begun = time.monotonic()
     with pytest.raises(EngineError, match="the time was over"):
         scripted.compare(seconds=2.0, candidates=candidates)
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 30

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hot_experts import read_planned
+from hot_experts import read_planned, with_copy_blocks
 from plot_prefill import draw
 from prefill_table import LENGTHS, add_floors, planned_rows, tables
 
@@ -86,3 +86,22 @@ def test_settings_of_a_file_may_have_their_own_lengths_and_repeats(tmp_path: Pat
     file.write_text('[{"name": "a", "kind": "ostinato", "hot": 0.5, "pool_bytes": 7, "pin_bytes": 9}]')
     (planned,) = read_planned(file, EXPERTS, 5)
     assert (planned.setting.pool_bytes, planned.setting.pin_bytes) == (7, 9)
+
+
+def test_numbers_of_copy_blocks_are_tried_behind_the_first_row_of_hot_experts() -> None:
+    rows = planned_rows(EXPERTS, 0.44, LENGTHS, 0, 0, on_gpu=True)
+    tried = with_copy_blocks(rows, (4, 16))
+    names = [row.setting.name for row in tried]
+    assert names[2:6] == [
+        "44% hot, choice per expert",
+        "44% hot, choice per expert, 4 copy blocks",
+        "44% hot, choice per expert, 16 copy blocks",
+        "44% hot, the same without prefetch",
+    ]
+    assert [row.setting.copy_blocks for row in tried[2:6]] == [0, 4, 16, 0]
+    # The same memory, experts and lengths.
+    assert (tried[3].hot, tried[3].lengths) == (0.44, tried[2].lengths)
+    assert tried[3].setting.pool_bytes == tried[2].setting.pool_bytes
+    assert [*tried[:3], *tried[5:]] == rows
+    assert with_copy_blocks(rows, ()) == rows
+    assert with_copy_blocks(rows[:2], (4,)) == rows[:2]

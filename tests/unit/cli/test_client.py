@@ -11,6 +11,7 @@ import pytest
 from ostinatod import errors
 from ostinatod.client import ChatRequest, DaemonClient, error_of
 from ostinatod.client_values import ChatDelta, ChatEnd, EngineTimings, Usage, moment
+from tests.conftest import PATIENCE_S
 from tests.fakes.daemon import BREAK, END, WAIT, FakeDaemon, finish, reasoning, running, text
 
 QUESTION = ChatRequest("tiny", ({"role": "user", "content": "hi"},), {"temperature": 0.5}, "session-1")
@@ -91,14 +92,14 @@ def test_closing_an_answer_tells_the_daemon(client: DaemonClient, daemon: FakeDa
     daemon.answer = (text("a"), WAIT)
     with closing(client.chat(QUESTION)) as events:
         next(events)
-    assert daemon.abandoned.wait(5)
+    assert daemon.abandoned.wait(PATIENCE_S)
 
 
 def test_closing_a_pull_tells_the_daemon(client: DaemonClient, daemon: FakeDaemon) -> None:
     daemon.pull_steps = [{"status": "resolving"}, WAIT]
     with closing(client.pull("org/repo")) as steps:
         next(steps)
-    assert daemon.abandoned.wait(5)
+    assert daemon.abandoned.wait(PATIENCE_S)
 
 
 def test_a_pull_and_a_load_fail_unless_they_end_well(client: DaemonClient, daemon: FakeDaemon) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 
@@ -11,15 +10,9 @@ from ostinatod.cli.launch import ensure_daemon
 from ostinatod.client import DaemonClient
 from ostinatod.config import Settings
 from ostinatod.errors import ConfigError, DaemonUnreachable
+from tests.conftest import PATIENCE_S, free_port
 from tests.fakes import daemon as fake
 from tests.fakes.daemon import FakeDaemon
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.usefixtures("home")
@@ -31,7 +24,7 @@ def test_a_missing_daemon_is_started_and_outlives_the_call(capsys: pytest.Captur
         assert process.poll() is None
         assert client.is_up()
         client.shutdown()
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert str(locations.log_dir() / "daemon.log") in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ostinatod.models import bundled_file
 from ostinatod.store.gguf_files import describe
-from tests.conftest import eventually
+from tests.conftest import PATIENCE_S, eventually
 from tests.unit.cli.conftest import Invoke
 
 NOBODY = {"OSTINATO_HOST": "127.0.0.1:1"}
@@ -79,7 +79,7 @@ def test_following_prints_new_lines_until_interrupted(log_dir: Path, tmp_path: P
             file.write("new\n")
         eventually(lambda: "new" in output.read_text(), "the new line is shown")
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(PATIENCE_S) == 130
     lines = output.read_text().splitlines()
     assert [json.loads(line) for line in lines[:2]] == [
         {"source": "daemon", "line": "old"},

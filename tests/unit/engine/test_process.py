@@ -76,26 +76,28 @@ def test_starts_tells_its_context_and_stops(scripted_engine: ScriptedEngine) -> 
 
 
 def test_concurrent_callers_share_one_start_and_see_its_progress(scripted_engine: ScriptedEngine) -> None:
+    loads = scripted_engine.directory / "loads"
+
     async def scenario(process: EngineProcess) -> None:
         waiting = [asyncio.create_task(process.ensure_ready()) for _ in range(5)]
-        seen = set()
-        while not all(task.done() for task in waiting):
-            seen.add(process.progress)
-            await asyncio.sleep(0.05)
-        assert [task.exception() for task in waiting] == [None] * 5
-        assert any(value and 0 < value < 1 for value in seen)
+        await asyncio.to_thread(eventually, lambda: process.progress == 0.5, "the progress is told")
+        loads.touch()
+        await asyncio.gather(*waiting)
 
-    play(scripted_engine.scripted(load_s=0.6), scenario)
+    play(scripted_engine.scripted(load_until=str(loads)), scenario)
     assert len(scripted_engine.events("start")) == 1
 
 
 def test_a_caller_that_gives_up_does_not_end_the_start(scripted_engine: ScriptedEngine) -> None:
+    loads = scripted_engine.directory / "loads"
+
     async def scenario(process: EngineProcess) -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(process.ensure_ready(), 0.05)
+        loads.touch()
         await process.ensure_ready()
 
-    play(scripted_engine.scripted(load_s=0.2), scenario)
+    play(scripted_engine.scripted(load_until=str(loads)), scenario)
     assert len(scripted_engine.events("start")) == 1
 
 
@@ -129,7 +131,7 @@ def test_a_slow_load_with_progress_outlives_the_stall_time(scripted_engine: Scri
     async def scenario(process: EngineProcess) -> None:
         await process.ensure_ready()
 
-    play(scripted_engine.scripted(load_s=1.5), scenario, stall_s=0.6)
+    play(scripted_engine.scripted(load_s=2.5), scenario, stall_s=1.5)
 
 
 def test_stopping_during_the_load_fails_its_callers(scripted_engine: ScriptedEngine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ from ostinatod.installer.build_cache import BuildCache
 from ostinatod.installer.build_progress import BuildProgress
 from ostinatod.installer.child_process import run_logged
 from ostinatod.installer.engine_build import EngineBuild, build_engine, find_engine, is_up_to_date
+from tests.conftest import eventually
 from tests.unit.installer.conftest import MiniProject
 
 needs_tools = pytest.mark.skipif(
@@ -122,10 +122,7 @@ def test_interrupting_a_command_ends_it_and_its_children(tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt) as caught:
         run_logged(["sh", "-c", "sleep 100 & echo $!; wait"], tmp_path / "log", interrupt)
-    deadline = time.monotonic() + 5
-    while _is_running(str(caught.value)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _is_running(str(caught.value))
+    eventually(lambda: not _is_running(str(caught.value)), "its child has ended")
 
 
 def _is_running(pid: str) -> bool:

@@ -62,7 +62,7 @@ class LLM:
         assert sampling.ignore_eos
         self.status_map = {0: SimpleNamespace(output_ids=[])}
         self.offline_send_result([SimpleNamespace(prompt_tokens=len(prompts[0]), cached_tokens=len(prompts[0]) // 2)])
-        time.sleep(0.05)
+        time.sleep(0.15)
         for token in range(sampling.max_tokens):
             time.sleep(0.002)
             said = self.engine.sampler.sample(None, None)[0]
@@ -79,7 +79,7 @@ class Engine:
     def __init__(self, **options):
         assert options["skip_tokenizer_init"] and options["kt_num_gpu_experts"] == 3
     def generate(self, input_ids, sampling_params, stream):
-        time.sleep(0.05)
+        time.sleep(0.15)
         for token in range(sampling_params["max_new_tokens"]):
             time.sleep(0.002)
             yield {"output_ids": [token + 7]}
@@ -106,8 +106,8 @@ def freetoken_site(directory: Path) -> dict[str, str]:
 
 def assert_timed(figures: dict[str, Any] | None, error: str) -> None:
     assert figures is not None, error
-    assert 2 <= figures["decode_ms"] < 50
-    assert figures["prefill_ms"]["8"] >= 52
+    assert 2 <= figures["decode_ms"] < 150
+    assert figures["prefill_ms"]["8"] >= 152
     assert figures["next_token"] == 7
 
 

@@ -270,9 +270,9 @@ def test_a_large_model_s_set_is_small_and_read_at_once(tmp_path: Path) -> None:
     hot = hot_lists(np.random.default_rng(5).random((94, 256)) < 0.44)
     path = tmp_path / "large.residency"
     write_residency(path, Residency(layout, 1, 0, {}, hot))
-    start = time.perf_counter()
+    start = time.thread_time()  # which other work on the machine does not add to
     residency = read_residency(path, layout)
-    elapsed_s = time.perf_counter() - start
+    elapsed_s = time.thread_time() - start
     assert residency.hot == hot
     # 88 + 2 for the header and "{}", 94 * 8 for the layers, 2 for each hot expert, 4 for the checksum.
     assert path.stat().st_size == 88 + 2 + 94 * 8 + 2 * residency.n_hot + 4

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ostinatod.store.pull import PullSettings
 from ostinatod.store.transfer import TransferPolicy
 from tests.fakes.hub import FakeHub, running_hub
 
-QUICK = TransferPolicy(stall_s=0.4, attempts=2, first_wait_s=0.01, longest_wait_s=0.02, margin_bytes=0)
+QUICK = TransferPolicy(stall_s=20.0, attempts=2, first_wait_s=0.01, longest_wait_s=0.02, margin_bytes=0)
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,10 @@ def settings(hub: FakeHub, places: LocalPlaces) -> PullSettings:
 @pytest.fixture
 def store(tmp_path: Path, settings: PullSettings) -> ModelStore:
     return ModelStore(tmp_path / "db" / "ostinato.db", tmp_path / "hub", settings.endpoint, settings=settings)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, settings: PullSettings) -> ModelStore:
+    """The same store, for hubs that stop sending: it gives up after a second without a byte."""
+    hasty = replace(settings, policy=replace(QUICK, stall_s=1.0))
+    return ModelStore(tmp_path / "db" / "ostinato.db", tmp_path / "hub", settings.endpoint, settings=hasty)

@@ -105,10 +105,14 @@ class Running:
         await self.until(lambda: all(word in self.text for word in words), f"{words} in\n{self.text}")
 
     async def next_round(self) -> None:
-        """Read the daemon once more."""
-        rounds = self.app.rounds
-        self.app.feed.refresh()
-        await self.until(lambda: self.app.rounds > rounds, "another round")
+        """Read the daemon once more.
+
+        Twice: the first to end may have begun before this was called.
+        """
+        for _ in range(2):
+            rounds = self.app.rounds
+            self.app.feed.refresh()
+            await self.until(lambda rounds=rounds: self.app.rounds > rounds, "another round")
 
 
 @asynccontextmanager

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
 
 from ostinatod.client_dashboard import DashboardClient
 from ostinatod.client_dashboard_values import DaemonState, Unavailable
-from ostinatod.tui.feed import Feed
+from ostinatod.tui.feed import Asked, Feed, Round
 from ostinatod.tui.screens.dialogs import Confirm
 from ostinatod.tui.view.state import Host
 from ostinatod.tui.widgets.panel import Lines
+from tests.conftest import free_port
 from tests.fakes import dashboard_states as states
 from tests.fakes.dashboard_daemon import DashboardDaemon
 from tests.unit.tui.conftest import ADDRESS, PATIENCE_S, Running, running
@@ -29,8 +33,7 @@ def play(daemon: DashboardDaemon, story: Story, **options: str) -> None:
 
 
 def test_a_daemon_that_is_not_running_is_waited_for_and_one_that_restarts_is_found_again() -> None:
-    with DashboardDaemon() as found:
-        port = found.port
+    port = free_port()
     absent = DashboardDaemon(port=port)
 
     async def story(dashboard: Running) -> None:
@@ -110,18 +113,25 @@ def test_answers_that_have_not_changed_are_the_same_values_and_send_nothing_to_t
     play(daemon, story)
 
 
-def test_slow_parts_are_not_read_with_every_round(daemon: DashboardDaemon) -> None:
+def test_slow_parts_are_not_read_with_every_round(daemon: DashboardDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.answers = states.gpu(6, 16)
+    rounds: list[Round] = []
+    faults: list[Exception] = []
+    # A clock that tells a second for every round, however long it took.
+    monkeypatch.setattr("ostinatod.tui.feed.time", SimpleNamespace(monotonic=lambda: float(len(rounds))))
 
-    async def story(dashboard: Running) -> None:
-        daemon.asked.clear()
-        dashboard.app.feed.interval_s = 0.2
-        dashboard.app.feed.refresh()
-        await dashboard.until(lambda: daemon.asked.count("/ostinato/status") >= 6, "six rounds")
-        assert daemon.asked.count("/api/tags") == 1
-        assert daemon.asked.count("/ostinato/requests?limit=50") >= 4
+    def deliver(found: Round) -> None:
+        rounds.append(found)
+        if len(rounds) == 12:
+            feed.close()
 
-    play(daemon, story)
+    feed = Feed(lambda: DashboardClient(daemon.url), deliver, faults.append, interval_s=1.0)
+    feed.ask(Asked(frozenset({"listings", "requests"})))
+    feed.start()
+    feed.join(PATIENCE_S)
+    assert faults == []
+    assert daemon.asked.count("/ostinato/status") == daemon.asked.count("/ostinato/requests?limit=50") == 12
+    assert daemon.asked.count("/api/tags") == 2, "with the first round and ten seconds later"
 
 
 def test_a_fault_of_the_feed_is_handed_on_instead_of_freezing_the_screen(daemon: DashboardDaemon) -> None:

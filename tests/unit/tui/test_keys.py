@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from textual.color import Color
+from textual.command import CommandList
 
 from ostinatod.tui.commands import COMMANDS, keys_everywhere
 from ostinatod.tui.screens.dialogs import Ask, Confirm, Page
@@ -459,7 +460,10 @@ def test_the_command_palette_offers_every_command(daemon: DashboardDaemon) -> No
         offered = {command.title for command in dashboard.app.get_system_commands(dashboard.app.screen)}
         assert {f"{command.title}  ({command.shown_key})" for command in COMMANDS} <= offered
         await dashboard.press("ctrl+p", *"theme: light")
-        await dashboard.pilot.pause(0.4)
+        found = dashboard.app.screen.query_one(CommandList)
+        await dashboard.until(
+            lambda: (option := found.highlighted_option) is not None and "light" in str(option.prompt), "it is found"
+        )
         await dashboard.press("enter")
         await dashboard.until(lambda: dashboard.app.palette.name == "light", "the light theme")
 
@@ -485,8 +489,7 @@ def test_a_click_moves_the_cursor_and_a_second_one_opens(daemon: DashboardDaemon
         await dashboard.pilot.click(panel, offset=(10, 4))
         assert panel._at == 2
         await dashboard.pilot.double_click(panel, offset=(10, 4))
-        await dashboard.pilot.pause()
-        assert isinstance(dashboard.app.screen, Page)
+        await dashboard.until(lambda: isinstance(dashboard.app.screen, Page), "the page of the request")
 
     play(daemon, story, preset="requests")
 
