@@ -39,6 +39,8 @@ constexpr int64_t N          = 256; // of every dimension
 constexpr int32_t MAX_TOKENS = 48;
 constexpr int32_t N_STAGED   = 3;   // slots of the staging buffer
 
+constexpr float NOTHING = 1e30f; // what is read where nothing was written
+
 int n_failed = 0;
 
 // What the leader does at its next step.
@@ -98,6 +100,7 @@ struct client {
     std::vector<float>   out     = std::vector<float>(MAX_TOKENS*N);
     std::vector<ostinato_copy> copies = std::vector<ostinato_copy>(5*N_EXPERTS);
     std::vector<int32_t> slots   = std::vector<int32_t>(N_EXPERTS);
+    std::vector<uint32_t> answered = std::vector<uint32_t>(MAX_TOKENS);
     ostinato_mailbox mailbox;
     ostinato_cold_client served;
 
@@ -107,6 +110,7 @@ struct client {
         mailbox.weights       = weights.data();
         mailbox.x             = x.data();
         mailbox.out           = out.data();
+        mailbox.answered      = answered.data();
         mailbox.copies        = copies.data();
         mailbox.decided_slots = slots.data();
         mailbox.n_experts     = N_EXPERTS;
@@ -199,12 +203,25 @@ public:
         for (int32_t t = 0; t < n_tokens; ++t) {
             std::shuffle(experts.begin(), experts.end(), random);
             for (int32_t i = 0; i < K; ++i) {
-                if (random() % 3 != 0 || (t == 0 && i == 0)) {
+                const bool is_hot = n_tokens >= OSTINATO_SPARSE_TOKENS && t % 5 == 3; // all its routes
+                if ((random() % 3 != 0 && !is_hot) || (t == 0 && i == 0)) {
                     routes.emplace_back(experts[i], t*K + i);
                 }
             }
         }
         std::shuffle(routes.begin(), routes.end(), random);
+        std::fill(c.out.begin(), c.out.end(), NOTHING);
+        if (n_tokens >= OSTINATO_SPARSE_TOKENS) { // the inputs of tokens without cold routes are not sent
+            std::set<int32_t> cold_tokens;
+            for (const auto & [expert, route] : routes) {
+                cold_tokens.insert(route/K);
+            }
+            for (int32_t t = 0; t < n_tokens; ++t) {
+                if (!cold_tokens.count(t)) {
+                    std::fill_n(c.x.begin() + t*N, N, NOTHING);
+                }
+            }
+        }
         for (size_t i = 0; i < routes.size(); ++i) {
             c.cold[2*i]     = routes[i].first;
             c.cold[2*i + 1] = routes[i].second;
@@ -215,6 +232,7 @@ public:
         c.request.n_cold       = (int32_t) routes.size();
         c.request.is_staged    = is_staged;
         c.request.link_columns = link_columns;
+        c.request.is_sparse    = n_tokens >= OSTINATO_SPARSE_TOKENS;
         __atomic_store_n(&c.request.sequence, ++sequence, __ATOMIC_RELEASE);
     }
 
@@ -234,8 +252,25 @@ public:
         }
         const std::vector<float> expected =
             reference(routes, uploaded).compute(c, c.served.layers[0], c.request.n_tokens, c.request.link_columns);
-        if (memcmp(expected.data(), c.out.data(), expected.size()*sizeof(float)) != 0) {
-            fail("another result than the one computed in place", step, c.request.n_tokens);
+        std::set<int32_t> computed; // tokens that the CPU branch has routes of
+        for (const auto & [expert, route] : routes) {
+            if (!uploaded.count(expert)) {
+                computed.insert(route/K);
+            }
+        }
+        for (int32_t t = 0; t < c.request.n_tokens; ++t) {
+            const float * row = c.out.data() + t*N;
+            if (!c.request.is_sparse || computed.count(t)) {
+                if (memcmp(expected.data() + t*N, row, N*sizeof(float)) != 0) {
+                    fail("another result than the one computed in place", step, t);
+                }
+            } else if (std::any_of(row, row + N, [](float v) { return v != NOTHING; })) {
+                fail("a row of a token that nobody asked for", step, t);
+            }
+            if (c.request.is_sparse && (c.answered[t] == sequence) != (computed.count(t) > 0)) {
+                fail("a token that is said to have a row and has none, or the other way round", step, t);
+            }
+            n_unread += c.request.is_sparse && !computed.count(t);
         }
     }
 
@@ -282,6 +317,7 @@ private:
 
 public:
     size_t n_uploaded = 0;
+    size_t n_unread   = 0; // rows of sparse steps that JOIN does not read
 };
 
 void run(ggml_type type, int n_threads, int n_steps) {
@@ -316,6 +352,9 @@ void run(ggml_type type, int n_threads, int n_steps) {
     }
     if (first.n_uploaded + second.n_uploaded == 0) {
         fail("nothing was uploaded", n_steps, 0);
+    }
+    if (first.n_unread + second.n_unread == 0) {
+        fail("no step had tokens without an answer", n_steps, 0);
     }
 }
 

@@ -133,6 +133,7 @@ void ostinato_cold_workers::reserve(const ostinato_expert_ffn & ffn, int64_t n_r
         list->reserve(2*n_routes);
     }
     starts.reserve(ffn.down->ne[2] + 1);
+    tokens.reserve(n_tokens);
     const size_t needed = ostinato_cold_scratch_bytes(ffn, n_routes, n_tokens) + 64;
     if (needed > scratch_size) {
         scratch.reset(new char[needed]()); // zeroed: its pages exist
@@ -272,6 +273,10 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     step.out      = mailbox.out;
     step.linked       = request.link_columns > 0 ? layer.linked : nullptr;
     step.link_columns = request.link_columns;
+    step.tokens   = nullptr;
+    if (request.is_sparse) {
+        list_tokens(mailbox, sequence);
+    }
     const int64_t begin_step_ns = now_ns();
     run_step(layer);
     client.served = sequence;
@@ -285,6 +290,20 @@ void ostinato_cold_workers::serve(ostinato_cold_client & client, uint32_t sequen
     if (request.is_staged) {
         client.uploads.end(request, all, (end_ns - begin_step_ns)*1e-9, ostinato_cpu_seconds(layer.speeds, expert_bytes, routes.groups));
     }
+}
+
+// Those that `routes` has routes of, and marks them for JOIN.
+void ostinato_cold_workers::list_tokens(const ostinato_mailbox & mailbox, uint32_t sequence) {
+    tokens.clear();
+    for (const int32_t route : routes.cold) {
+        const int32_t token = route/step.k;
+        if (mailbox.answered[token] != sequence) {
+            mailbox.answered[token] = sequence; // JOIN looks when it has seen the answer
+            tokens.push_back(token);
+        }
+    }
+    step.tokens   = tokens.data();
+    step.n_listed = (int32_t) tokens.size();
 }
 
 // Computes `routes` with the whole team.
@@ -344,6 +363,7 @@ double ostinato_cold_workers::measure(
     step.weights  = weights.data();
     step.out      = out.data();
     const std::vector<uint8_t> all_linked(layer.n_experts, 1);
+    step.tokens       = nullptr;
     step.linked       = beside.link_columns > 0 ? all_linked.data() : nullptr;
     step.link_columns = beside.link_columns;
     std::vector<double> runs;

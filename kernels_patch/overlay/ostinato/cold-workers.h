@@ -79,6 +79,7 @@ private:
     bool has_request();
     bool serve_one();
     void serve(ostinato_cold_client & client, uint32_t sequence);
+    void list_tokens(const ostinato_mailbox & mailbox, uint32_t sequence);
     void run_step(const ostinato_cold_layer & layer);
     void compute(int ith);
 
@@ -102,6 +103,7 @@ private:
     ostinato_cold_routes routes; // that the CPU branch computes
     ostinato_cold_routes all;    // of a step that uploads
     std::vector<int32_t> starts;
+    std::vector<int32_t> tokens; // of a sparse step
     std::unique_ptr<char[]> scratch;
     size_t scratch_size = 0;
 };

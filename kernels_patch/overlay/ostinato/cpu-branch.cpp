@@ -200,6 +200,15 @@ int64_t first_column(const ostinato_cold_step & step, int64_t expert) {
     return step.linked && step.linked[expert] ? step.link_columns : 0;
 }
 
+// Tokens whose rows are read and written.
+int32_t n_rows_of(const ostinato_cold_step & step) {
+    return step.tokens ? step.n_listed : step.n_tokens;
+}
+
+int32_t token_of(const ostinato_cold_step & step, int32_t i) {
+    return step.tokens ? step.tokens[i] : i;
+}
+
 // Rows row0 .. row1 - 1 of a run with up to ROUTES inputs: results[row - row0][input].
 void multiply(
         const ostinato_row_kernel & kernel, int64_t columns, const row_run & run, int64_t row0, int64_t row1, const char * const * x, int n_x,
@@ -285,6 +294,16 @@ hidden_product second_product(const ostinato_expert_ffn & ffn, const scratch_lay
     return { ffn.up, &ostinato_host_expert::up, ffn.up_b, ffn.up_s, layout.up, 0 };
 }
 
+// Whether an expert of the step has so many routes that its rows of gate and up are taken 16 at once.
+bool takes_tiles(const ostinato_cold_step & step, const scratch_layout & layout) {
+    const ostinato_row_kernel & kernel = layout.up.kernel;
+    int32_t most = 0;
+    for (int32_t group = 0; group < step.n_groups; ++group) {
+        most = std::max(most, step.groups[2*group + 1] - (group == 0 ? 0 : step.groups[2*group - 1]));
+    }
+    return kernel.tile && most >= kernel.tile_from;
+}
+
 void compute_hidden(const ostinato_cold_step & step, const scratch_layout & layout, const hidden_unit & unit, const hidden_unit * next) {
     const ostinato_expert_ffn & ffn = *step.ffn;
 
@@ -360,7 +379,8 @@ void compute_out(const ostinato_cold_step & step, const scratch_layout & layout,
     const int64_t n_out = ffn.n_out();
     const int64_t n_ff  = ffn.n_ff();
 
-    for (int32_t t = 0; t < step.n_tokens; ++t) {
+    for (int32_t i = 0; i < n_rows_of(step); ++i) {
+        const int32_t t = token_of(step, i);
         float * out = step.out + t*n_out;
         for (int64_t row = row0; row < row1; ++row) {
             out[row] = step.gpu ? step.gpu[t*n_out + row] : 0.0f;
@@ -373,6 +393,10 @@ void compute_out(const ostinato_cold_step & step, const scratch_layout & layout,
         const int64_t first   = first_column(step, expert);
         const char * follower = group + 1 < step.n_groups ? down_rows(step, group + 1, row0) : next < n_out ? down_rows(step, 0, next) : nullptr;
         const row_run run     = { down_rows(step, group, row0), (int64_t) ffn.down->nb[1], row1 - row0, follower };
+        float biases[OUT_BLOCK] = {};
+        for (int64_t row = row0; row < row1 && ffn.down_b; ++row) {
+            biases[row - row0] = at(ffn.down_b, row, expert);
+        }
         while (r < step.groups[2*group + 1]) {
             const int n = std::min<int32_t>(ROUTES, step.groups[2*group + 1] - r);
             const char * h[ROUTES];
@@ -386,10 +410,10 @@ void compute_out(const ostinato_cold_step & step, const scratch_layout & layout,
             }
             float dots[OUT_BLOCK][ROUTES];
             multiply(layout.down.kernel, n_ff - first, run, 0, row1 - row0, h, n, dots);
-            for (int64_t row = row0; row < row1; ++row) {
-                const float bias = ffn.down_b ? at(ffn.down_b, row, expert) : 0.0f;
-                for (int i = 0; i < n; ++i) {
-                    out[i][row] += weight[i]*(dots[row - row0][i]*scale + bias);
+            for (int i = 0; i < n; ++i) { // a token's neighbouring columns, one cache line
+                float * to = out[i] + row0;
+                for (int64_t row = 0; row < row1 - row0; ++row) {
+                    to[row] += weight[i]*(dots[row][i]*scale + biases[row]);
                 }
             }
             r += n;
@@ -486,7 +510,7 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
     const scratch_layout layout(ffn, step.n_cold, step.n_tokens);
 
     const bool has_few = step.n_cold <= FEW_ROUTES;
-    const hidden_units units(step, has_few ? FF_FEW : FF_BLOCK);
+    const hidden_units units(step, !has_few ? FF_BLOCK : takes_tiles(step, layout) ? OSTINATO_TILE : FF_FEW);
     unit_queue hidden(step.team, ith, n_threads, units.count(), has_few);
     if (hidden.first() < units.count()) {
         const hidden_unit unit = units.at(hidden.first());
@@ -512,15 +536,16 @@ void ostinato_compute_cold(const ostinato_cold_step & step, int ith, int n_threa
             }
             quantise_input(weighted, r);
         }
-    } else if (step.n_tokens >= n_threads) {
-        for (int32_t t = ith; t < step.n_tokens; t += n_threads) {
-            quantise_input(step.x + t*n_in, t);
+    } else if (n_rows_of(step) >= n_threads) {
+        for (int32_t i = ith; i < n_rows_of(step); i += n_threads) {
+            quantise_input(step.x + token_of(step, i)*n_in, token_of(step, i));
         }
     } else { // a GPU wrote them: the lines come from memory, one after the other to each thread
         const int64_t n_parts = (n_in + IN_BLOCK - 1)/IN_BLOCK;
-        for (int64_t part = ith; part < step.n_tokens*n_parts; part += n_threads) {
+        for (int64_t part = ith; part < n_rows_of(step)*n_parts; part += n_threads) {
             const int64_t begin = part % n_parts*IN_BLOCK;
-            quantise_columns(step.x + part/n_parts*n_in, part/n_parts, begin, std::min(n_in, begin + IN_BLOCK));
+            const int32_t t     = token_of(step, (int32_t) (part/n_parts));
+            quantise_columns(step.x + t*n_in, t, begin, std::min(n_in, begin + IN_BLOCK));
         }
     }
     barrier(step.team, n_threads);

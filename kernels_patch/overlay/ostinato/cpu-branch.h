@@ -112,6 +112,10 @@ struct ostinato_cold_step {
     char        * scratch;   // ostinato_cold_scratch_bytes(), aligned to 64 bytes
     ostinato_team * team;
 
+    // Of a sparse step (mailbox.h): the tokens that have cold routes, whose rows alone are read and written.
+    const int32_t * tokens = nullptr; // (n_listed), or nullptr: all of them
+    int32_t n_listed = 0;
+
     // Link sharing: of these experts only the hidden columns from link_columns on are computed. A multiple of what a row of down can be cut into.
     const uint8_t * linked = nullptr; // (n_experts), or nullptr: every expert as a whole
     int32_t link_columns   = 0;

@@ -24,6 +24,10 @@
 // memory in place, while the CPU branch computes the others of the same experts. Which experts take part, both sides read in tables that change
 // between passes only.
 //
+// Sparse steps: of many tokens, most have no cold routes, or none that is left to the CPU branch. In steps of OSTINATO_SPARSE_TOKENS and more PUBLISH sends the
+// inputs of tokens with cold routes only, the CPU branch reads and writes the rows of those it has routes of, and says so in `answered`; JOIN reads no
+// others. Both lists hold the number of the last step in which a token was one of them, so that nobody has to clear them.
+//
 // What a step does, its request says: the leader follows that, never its own idea of it.
 //
 // A step without cold routes writes nothing: the CPU never hears of it, and JOIN sees state->n_cold == 0. Layers of one GPU run one after the
@@ -36,6 +40,8 @@
 #pragma once
 
 #include <cstdint>
+
+constexpr int64_t OSTINATO_SPARSE_TOKENS = 32; // with fewer, telling tokens apart takes about as long as their rows
 
 struct ostinato_request {
     uint32_t sequence; // by the GPU
@@ -50,7 +56,8 @@ struct ostinato_request {
     int32_t  copy_us;      // that they took from their decision on
     int32_t  hot_us;       // from the last PUBLISH until the hot experts' products were there
     int32_t  chain_us;     // from then or the last upload until JOIN
-    uint32_t padding_0[4];
+    int32_t  is_sparse;    // inputs and answers are those of some tokens
+    uint32_t padding_0[3];
 
     uint32_t answer;   // by the CPU, in a cache line of its own
     uint32_t padding_1[15];
@@ -96,6 +103,8 @@ struct ostinato_mailbox {
     float   * weights = nullptr; // (n_tokens * k), those of cold routes only
     float   * x       = nullptr; // (n_tokens, n_in)
     float   * out     = nullptr; // (n_tokens, n_out)
+    uint32_t * answered    = nullptr; // (n_tokens) of sparse steps: the last in which the token has a row in `out`, by the CPU,
+    uint32_t * cold_tokens = nullptr; // (n_tokens) and the last in which it has cold routes; in device memory
     ostinato_mailbox_state * state = nullptr;
 
     // Upload path. In page-locked memory, by the CPU:

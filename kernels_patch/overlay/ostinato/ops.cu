@@ -39,6 +39,7 @@ struct publish_args {
     int layer;
     int is_staged;
     int is_followed;
+    int is_sparse;
     int link_columns;
     ostinato_mailbox mailbox;
 };
@@ -68,6 +69,9 @@ static __device__ __forceinline__ void publish_route(const publish_args & a, con
         a.mailbox.cold[2*i + 0] = id;
         a.mailbox.cold[2*i + 1] = route;
         a.mailbox.weights[route] = a.weights[route];
+        if (a.is_sparse) {
+            a.mailbox.cold_tokens[route / a.k] = a.mailbox.state->sequence + 1; // the number that the step is about to have
+        }
     }
 }
 
@@ -85,6 +89,7 @@ static __device__ __forceinline__ void publish_signal(const publish_args & a, co
     store_volatile(&request->n_cold,   n_cold);
     store_volatile(&request->is_staged,    a.is_staged);
     store_volatile(&request->is_followed,  a.is_followed);
+    store_volatile(&request->is_sparse,    a.is_sparse);
     const uint64_t now = now_ns();
     store_volatile(&request->rest_us,      micros_between(state->copied_ns, now));
     store_volatile(&request->copy_us,      micros_between(state->decided_ns, state->copied_ns));
@@ -136,8 +141,22 @@ static __global__ void publish_inputs(const publish_args a) {
     if (a.mailbox.state->n_found == 0) {
         return;
     }
-    for (int64_t i = (int64_t) blockIdx.x*blockDim.x + threadIdx.x; i < a.n_inputs; i += (int64_t) gridDim.x*blockDim.x) {
-        a.mailbox.x[i] = a.x[i];
+    if (a.is_sparse) {
+        const int n_tokens = a.n_routes / a.k;
+        const int64_t n_in = a.n_inputs / n_tokens;
+        const uint32_t sequence = a.mailbox.state->sequence + 1;
+        for (int token = blockIdx.x; token < n_tokens; token += gridDim.x) {
+            if (a.mailbox.cold_tokens[token] != sequence) {
+                continue;
+            }
+            for (int64_t i = token*n_in + threadIdx.x; i < (token + 1)*n_in; i += blockDim.x) {
+                a.mailbox.x[i] = a.x[i];
+            }
+        }
+    } else {
+        for (int64_t i = (int64_t) blockIdx.x*blockDim.x + threadIdx.x; i < a.n_inputs; i += (int64_t) gridDim.x*blockDim.x) {
+            a.mailbox.x[i] = a.x[i];
+        }
     }
     __threadfence_system();
 }
@@ -300,6 +319,7 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
     a.mailbox   = *ostinato_mailbox_of(dst);
     a.is_staged   = dst->op_params[OSTINATO_PARAM_SHARE] <= OSTINATO_STAGED;
     a.is_followed = dst->op_params[OSTINATO_PARAM_SHARE] == OSTINATO_FOLLOWED;
+    a.is_sparse   = ids->ne[1] >= OSTINATO_SPARSE_TOKENS;
     GGML_ASSERT(a.n_routes <= a.mailbox.max_routes && a.n_inputs <= a.mailbox.max_inputs);
     if (const ggml_tensor * link_table = dst->src[5]) {
         a.link_table   = (const int32_t *) link_table->data;
@@ -307,7 +327,7 @@ static void publish(ggml_backend_cuda_context & ctx, const ggml_tensor * dst) {
         a.link_columns = dst->op_params[OSTINATO_PARAM_SHARE];
     }
 
-    if (a.n_routes <= SMALL_ROUTES && a.n_inputs <= SMALL_INPUTS) {
+    if (a.n_routes <= SMALL_ROUTES && a.n_inputs <= SMALL_INPUTS) { // all inputs, also of a sparse step
         publish_small<<<1, 1024, 0, stream>>>(a);
     } else {
         publish_routes<<<n_blocks, BLOCK, 0, stream>>>(a);
@@ -367,6 +387,19 @@ static __global__ void join_add(
     }
 }
 
+// Of a sparse step, behind join_waiting: a block has a token at a time, whose row it reads over the link where there is one.
+static __global__ void join_tokens(const ostinato_mailbox mailbox, const float * gpu, float * dst, const int n_tokens, const int n_out) {
+    const ostinato_mailbox_state * state = mailbox.state;
+    const bool has_answer   = state->n_cold > 0 && !state->failed;
+    const uint32_t sequence = state->sequence;
+    for (int token = blockIdx.x; token < n_tokens; token += gridDim.x) {
+        const bool is_added = has_answer && load_volatile(mailbox.answered + token) == sequence; // one read for a warp
+        for (int64_t i = (int64_t) token*n_out + threadIdx.x; i < (int64_t) (token + 1)*n_out; i += blockDim.x) {
+            dst[i] = is_added ? gpu[i] + __ldcv(mailbox.out + i) : gpu[i];
+        }
+    }
+}
+
 static void join(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const ggml_tensor * gpu = dst->src[0]; // [n_embd, n_tokens]
     const ostinato_mailbox & mailbox = *ostinato_mailbox_of(dst);
@@ -377,7 +410,11 @@ static void join(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     }
     const bool is_decode = gpu->ne[1] == 1;
     cudaStream_t stream  = ctx.stream();
-    if (n <= SMALL_INPUTS/8) {
+    if (gpu->ne[1] >= OSTINATO_SPARSE_TOKENS) {
+        join_waiting<<<1, 1, 0, stream>>>(mailbox, is_decode);
+        join_tokens<<<(int) std::min<int64_t>(gpu->ne[1], 1024), BLOCK, 0, stream>>>(
+            mailbox, (const float *) gpu->data, (float *) dst->data, (int) gpu->ne[1], (int) gpu->ne[0]);
+    } else if (n <= SMALL_INPUTS/8) {
         join_add<<<(n + 1023)/1024, 1024, 0, stream>>>(mailbox, (const float *) gpu->data, (float *) dst->data, n, true, is_decode);
     } else {
         join_waiting<<<1, 1, 0, stream>>>(mailbox, is_decode);

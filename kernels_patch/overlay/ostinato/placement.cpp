@@ -188,13 +188,15 @@ ostinato_placement::~ostinato_placement() {
 }
 
 void ostinato_placement::free_mailbox(group & g) {
-    for (void * data : { (void *) g.mailbox.cold, (void *) g.mailbox.weights, (void *) g.mailbox.x, (void *) g.mailbox.out }) {
+    for (void * data : { (void *) g.mailbox.cold, (void *) g.mailbox.weights, (void *) g.mailbox.x, (void *) g.mailbox.out, (void *) g.mailbox.answered }) {
         if (data) {
             g.memory.cuda->free_host(data);
         }
     }
     g.mailbox.cold = nullptr;
     g.mailbox.weights = g.mailbox.x = g.mailbox.out = nullptr;
+    g.mailbox.answered = g.mailbox.cold_tokens = nullptr;
+    g.token_state.reset();
     g.mailbox.max_routes = g.mailbox.max_inputs = g.mailbox.max_outputs = 0;
 }
 
@@ -222,9 +224,14 @@ void ostinato_placement::reserve(int64_t n_tokens) {
         m.weights = (float *) g->memory.cuda->allocate_host(routes*sizeof(float));
         m.x       = (float *) g->memory.cuda->allocate_host(inputs*sizeof(float));
         m.out     = (float *) g->memory.cuda->allocate_host(outputs*sizeof(float));
-        if (!m.cold || !m.weights || !m.x || !m.out) {
+        m.answered = (uint32_t *) g->memory.cuda->allocate_host(n_tokens*sizeof(uint32_t));
+        g->token_state.reset(ggml_backend_buft_alloc_buffer(g->memory.buft, n_tokens*sizeof(uint32_t)));
+        if (!m.cold || !m.weights || !m.x || !m.out || !m.answered || !g->token_state) {
             GGML_ABORT("no page-locked memory for the hand-over of %lld tokens", (long long) n_tokens);
         }
+        memset(m.answered, 0, n_tokens*sizeof(uint32_t)); // no step has the number 0
+        ggml_backend_buffer_clear(g->token_state.get(), 0);
+        m.cold_tokens = (uint32_t *) ggml_backend_buffer_get_base(g->token_state.get());
         for (const size_t i : g->layers) {
             ostinato_cold_team(limits.n_threads).reserve(*layers[i].ffn, n_tokens*layers[i].k, n_tokens);
         }

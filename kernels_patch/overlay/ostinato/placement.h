@@ -188,6 +188,7 @@ private:
 
         ostinato_mailbox mailbox;
         ggml_backend_buffer_ptr state;
+        ggml_backend_buffer_ptr token_state; // the mailbox's words of tokens
         ostinato_cold_client client;
 
         std::vector<uint8_t> is_skipping;         // by layer: whether all its products leave out skipped routes
