@@ -38,6 +38,8 @@ State = Literal["stopped", "starting", "ready", "stopping", "dead"]
 
 FIRST_POLL_S = 0.05
 LAST_POLL_S = 0.5
+EXIT_PATIENCE_S = 10.0
+"""For the exit status of an engine whose connections broke."""
 
 # ---- Restart back-off -------------------------------------------------------------------------------------------
 # A first crash is restarted by the next request at once: one bad request should cost one reload. Failures that follow
@@ -163,8 +165,9 @@ class EngineProcess:
     async def death(self) -> EngineDied:
         """The error for a request whose connection to the engine broke; says how the process ended, if it has."""
         if self._exit is not None:
-            # The connection breaks a moment before the exit status is known.
-            await asyncio.wait({self._exit}, timeout=1.0)
+            # The connection breaks before the exit status is known: a moment, or as long as the system takes to free a
+            # large model's memory.
+            await asyncio.wait({self._exit}, timeout=EXIT_PATIENCE_S)
         if self._closed:
             return EngineDied(f"{self._launch.name} was unloaded before it had answered")
         ended = self._last_failure if self._state == "dead" else "it closed the connection"

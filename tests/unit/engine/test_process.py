@@ -167,6 +167,18 @@ def test_a_crash_is_noticed_explained_and_followed_by_a_new_engine(scripted_engi
     play(scripted_engine, scenario)
 
 
+def test_an_engine_that_takes_its_time_to_end_is_explained_too(scripted_engine: ScriptedEngine) -> None:
+    async def scenario(process: EngineProcess) -> None:
+        await process.ensure_ready()
+        explanation = asyncio.create_task(process.death())
+        await asyncio.sleep(1.2)  # as long as freeing what was page-locked may take
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGABRT)
+        assert "SIGABRT" in (await explanation).message
+
+    play(scripted_engine, scenario)
+
+
 def test_a_closed_process_never_starts_again(scripted_engine: ScriptedEngine) -> None:
     async def scenario(process: EngineProcess) -> None:
         await process.ensure_ready()
