@@ -1,4 +1,4 @@
-// What the parts of ostinato-test-operators share.
+// What the parts of ostinato-test-operators share; speeds_by_kind.cpp too.
 
 #pragma once
 

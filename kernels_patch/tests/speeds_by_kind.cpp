@@ -5,6 +5,8 @@
 //
 // Prints nothing and returns 0, or one line per failure and 1. Compiled and run by tests/e2e/test_speed_kinds.py.
 
+#include "checks.h"
+
 #include "ostinato/placement.h"
 
 #include "ggml-backend-impl.h"
@@ -14,7 +16,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,17 +30,6 @@ namespace {
 constexpr int32_t N_EXPERTS = 24;
 constexpr int64_t N_FF      = 1024;
 constexpr int64_t N         = 256; // of in and out
-
-int n_failed = 0;
-
-void fail(const char * format, ...) {
-    va_list args;
-    va_start(args, format);
-    vprintf(format, args);
-    va_end(args);
-    printf("\n");
-    n_failed++;
-}
 
 // A measurement of the CPU branch.
 struct call {

@@ -6,7 +6,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ def programs(stock_libraries: Path) -> Path:
 
 
 CompileProgram = Callable[..., Path]
+RunSilentProgram = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -70,6 +71,22 @@ def compile_program(pinned_source: Path, tmp_path_factory: pytest.TempPathFactor
         return program
 
     return compile_one
+
+
+@pytest.fixture(scope="session")
+def run_silent_program(compile_program: CompileProgram, engine_build: EngineBuild) -> RunSilentProgram:
+    """Compiles a source of kernels_patch/tests with the engine's libraries and runs it: silent, as it is when nothing
+    failed. Further flags for the compiler, and arguments for the program.
+    """
+    libraries = engine_build.library_directory
+    paths = (f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}")
+    names = ("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lpthread")
+
+    def run(name: str, *flags: str, arguments: Sequence[str] = ()) -> None:
+        program = compile_program(name, *flags, *paths, *names)
+        assert run_program([str(program), *arguments], timeout_s=250) == ""
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
-from tests.e2e.conftest import MODEL, CompileProgram
+from tests.e2e.conftest import MODEL, RunSilentProgram
 from tests.e2e.programs import ROOT
 from tests.e2e.workers.bitwise import passes
 
@@ -55,13 +55,6 @@ def test_steps_equal_those_of_a_synchronous_reference_and_of_a_second_run(
     ],
 )
 def test_what_works_beside_passes_keeps_its_promises(
-    engine_build: EngineBuild, compile_program: CompileProgram, program: str, steps: int
+    run_silent_program: RunSilentProgram, program: str, steps: int
 ) -> None:
-    libraries = engine_build.library_directory
-    compiled = compile_program(
-        program,
-        *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"),
-        *("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lpthread"),
-    )
-    done = subprocess.run([str(compiled), str(steps)], capture_output=True, text=True, check=False, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_silent_program(program, arguments=(str(steps),))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from ostinatod.installer.engine_build import EngineBuild
-from tests.e2e.conftest import MODEL, CompileProgram
+from tests.e2e.conftest import MODEL, RunSilentProgram
 from tests.e2e.programs import run_program
 from tests.e2e.test_residency import LAYOUT, PLAIN_WEIGHTS, running_engine
 
@@ -37,17 +36,9 @@ print(json.dumps({"costs": model.upload_costs(), "refusal": refusal}))
 
 
 def test_each_kind_is_measured_once_and_stands_for_those_that_cannot_be(
-    engine_build: EngineBuild, compile_program: CompileProgram, pinned_source: Path
+    run_silent_program: RunSilentProgram, pinned_source: Path
 ) -> None:
-    libraries = engine_build.library_directory
-    compiled = compile_program(
-        "speeds_by_kind.cpp",
-        *(f"-I{pinned_source / 'include'}", f"-I{pinned_source / 'ggml' / 'src'}"),
-        *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", f"-Wl,-rpath-link,{libraries}"),
-        *("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lpthread"),
-    )
-    done = subprocess.run([str(compiled)], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_silent_program("speeds_by_kind.cpp", f"-I{pinned_source / 'include'}", f"-I{pinned_source / 'ggml' / 'src'}")
 
 
 def test_costs_of_uploads_are_told_by_device_and_of_none_that_is_not_there(engine_build: EngineBuild) -> None:
