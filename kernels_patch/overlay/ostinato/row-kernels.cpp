@@ -277,7 +277,9 @@ ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, in
             default: break;
         }
         kernel.tile = avx512::tile_of(type);
-        kernel.tile_from = type == GGML_TYPE_Q6_K ? 3 : 2;
+        // measured from memory, where other threads read too; on Intel's with one input row by row was as fast or faster
+        static const bool is_amd = __builtin_cpu_is("amd");
+        kernel.tile_from = is_amd ? 1 : type == GGML_TYPE_Q6_K ? 3 : 2;
 #ifdef OSTINATO_HAS_AMX
         static const bool is_amx = may_use_amx();
         if (most_bits >= OSTINATO_AMX_BITS && is_amx) {
