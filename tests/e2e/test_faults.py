@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 MESSAGES = [{"role": "user", "content": "The order W3792453 was delivered. What now?"}]
 BRANCHES = ("--ostinato-branches", "--no-repack")
+ENDLESS = ("--ignore-eos",)
+"""Without the token that ends an answer: what a fault interrupts must not have ended by itself."""
 STALL_MS = 2000
 TOKENS = 8
 MANY = 900
@@ -109,7 +111,7 @@ def faulty_app(directory: Path, build: EngineBuild, library: Path, **faults: obj
     asked.mkdir()
     for fault, content in faults.items():
         (asked / fault.replace("_", "-")).write_text(str(content))
-    settings = Settings(context_tokens=1024, threads=1, engine_args=BRANCHES)
+    settings = Settings(context_tokens=1024, threads=1, engine_args=(*BRANCHES, *ENDLESS))
     store: Any = ModelStore(directory / "db", directory / "hub", "http://127.0.0.1:9")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(library))
@@ -138,11 +140,19 @@ def test_every_fault_stands_before_a_function_that_the_engine_has(
 
 
 @pytest.fixture(scope="module")
-def faulty(
+def shared_app(
     engine_build: EngineBuild, faults_library: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultyApp]:
     with faulty_app(tmp_path_factory.mktemp("faulty"), engine_build, faults_library) as running:
         yield running
+
+
+@pytest.fixture
+def faulty(shared_app: FaultyApp) -> Iterator[FaultyApp]:
+    """An application that no fault is left to by the test before."""
+    yield shared_app
+    for fault in shared_app.faults.iterdir():
+        fault.unlink()
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -172,7 +182,7 @@ def test_a_failed_pass_is_an_error_of_the_dialect_and_the_next_request_has_a_new
 def test_a_stream_that_fails_half_way_ends_with_an_error_of_the_dialect(faulty: FaultyApp, name: str) -> None:
     before = faulty.answer()
     dialect = DIALECTS[name]
-    longer = {"options": {"num_predict": MANY}} if name == "ollama" else {}
+    longer = {"options": {**dialect.body["options"], "num_predict": MANY}} if name == "ollama" else {}
     many = {"max_output_tokens": MANY} if name == "responses" else {} if longer else {"max_tokens": MANY}
     body = {"model": "tiny", **dialect.body, **dialect.stream, **longer, **many}
     received: list[dict[str, Any]] = []
