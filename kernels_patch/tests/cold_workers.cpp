@@ -435,10 +435,19 @@ struct stack {
     static constexpr size_t N_PLACES = 16;
 };
 
+// A step of MAX_TOKENS tokens of a stack's layer that may upload; its cold routes are listed already.
+void publish_staged(client & c, int32_t layer, uint32_t sequence) {
+    c.request.layer       = layer;
+    c.request.n_tokens    = MAX_TOKENS;
+    c.request.k           = K;
+    c.request.is_staged   = 1;
+    c.request.is_followed = layer + 1 < stack::N_LAYERS;
+    __atomic_store_n(&c.request.sequence, sequence, __ATOMIC_RELEASE);
+}
+
 // A GPU that copies what the leader lists, as late as the second stream may: what was prefetched when the next layer's step begins to copy.
 void check_prefetch(int n_passes) {
     constexpr int32_t HEAD_START_US = 1000;
-    constexpr int32_t N_TOKENS = MAX_TOKENS;
     stack s;
     ostinato_cold_workers workers(2);
     client c(*s.layers[0], ostinato_upload_limits { 8, std::numeric_limits<int64_t>::max(), HEAD_START_US });
@@ -468,7 +477,7 @@ void check_prefetch(int n_passes) {
                 continue;
             }
             c.request.n_cold = 0;
-            for (int32_t t = 0; t < N_TOKENS; ++t) {
+            for (int32_t t = 0; t < MAX_TOKENS; ++t) {
                 for (int32_t i = 0; i < K; ++i) { // each layer likes six experts of its own
                     const int32_t expert = random() % 8 != 0 ? (int32_t) ((7*layer + (random() + i) % 6) % N_EXPERTS) : (int32_t) (random() % N_EXPERTS);
                     c.cold[2*c.request.n_cold]     = expert;
@@ -476,12 +485,7 @@ void check_prefetch(int n_passes) {
                     c.request.n_cold++;
                 }
             }
-            c.request.layer       = layer;
-            c.request.n_tokens    = N_TOKENS;
-            c.request.k           = K;
-            c.request.is_staged   = 1;
-            c.request.is_followed = layer + 1 < stack::N_LAYERS;
-            __atomic_store_n(&c.request.sequence, ++sequence, __ATOMIC_RELEASE);
+            publish_staged(c, layer, ++sequence);
             if (!wait_for(c.request.decided, sequence, gpu::PATIENCE)) {
                 return fail("no decision about uploads", pass, layer);
             }
@@ -527,7 +531,6 @@ void check_prefetch(int n_passes) {
 // nothing is. What the CPU branch was expected to take for the rest follows each layer's own speeds, too.
 void check_speeds_of_kinds() {
     constexpr int N_PASSES = 3; // fewer steps than those after which costs of uploads are learned
-    constexpr int32_t N_TOKENS = MAX_TOKENS;
     stack s;
     ostinato_cold_workers workers(2);
     client c(*s.layers[0], ostinato_upload_limits { 8, std::numeric_limits<int64_t>::max(), 1000 });
@@ -546,17 +549,12 @@ void check_speeds_of_kinds() {
     double predicted  = 0.0; // seconds
     for (int pass = 0; pass < N_PASSES; ++pass) {
         for (int32_t layer = 0; layer < stack::N_LAYERS; ++layer) {
-            for (int32_t i = 0; i < N_TOKENS*K; ++i) {
+            for (int32_t i = 0; i < MAX_TOKENS*K; ++i) {
                 c.cold[2*i]     = i % N_EXPERTS;
                 c.cold[2*i + 1] = i;
             }
-            c.request.n_cold      = N_TOKENS*K;
-            c.request.layer       = layer;
-            c.request.n_tokens    = N_TOKENS;
-            c.request.k           = K;
-            c.request.is_staged   = 1;
-            c.request.is_followed = layer + 1 < stack::N_LAYERS;
-            __atomic_store_n(&c.request.sequence, ++sequence, __ATOMIC_RELEASE);
+            c.request.n_cold      = MAX_TOKENS*K;
+            publish_staged(c, layer, ++sequence);
             if (!wait_for(c.request.answer, sequence, gpu::PATIENCE)) {
                 return fail("no answer", pass, layer);
             }

@@ -149,24 +149,22 @@ def leave_at_the_end(app: RunningApp, command: str) -> None:
     pytest.fail("the stream ended first")
 
 
+@pytest.mark.parametrize(
+    ("command", "figures"),
+    [
+        pytest.param("!lingers", Figures(3, 2, 1, "stop", 1.0, 2.0), id="the-engine-ends-it"),
+        pytest.param("!unreadable", Figures(None, None, None, None, None, None), id="the-daemon-ends-it"),
+    ],
+)
 def test_a_client_that_leaves_when_it_has_its_answer_cancels_nothing(
-    shared: RunningApp, told: Notes, monkeypatch: pytest.MonkeyPatch
+    shared: RunningApp, told: Notes, monkeypatch: pytest.MonkeyPatch, command: str, figures: Figures
 ) -> None:
     # How long it may take is another test's subject; on a busy machine an engine is late with its last words.
     monkeypatch.setattr("ostinatod.api.streaming.ENDING_PATIENCE_S", 60.0)
-    leave_at_the_end(shared, "!lingers")
+    leave_at_the_end(shared, command)
     eventually(lambda: len(told.calls) == 4, "the end is told")
     assert told.calls == ["queued", "admitted", "first_byte", "finished"]
-    assert told.figures == [Figures(3, 2, 1, "stop", 1.0, 2.0)]
-
-
-def test_nor_does_one_whose_answer_the_daemon_has_ended(
-    shared: RunningApp, told: Notes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ostinatod.api.streaming.ENDING_PATIENCE_S", 60.0)
-    leave_at_the_end(shared, "!unreadable")
-    eventually(lambda: len(told.calls) == 4, "the end is told")
-    assert told.calls == ["queued", "admitted", "first_byte", "finished"]
+    assert told.figures == [figures]
 
 
 def test_an_engine_that_does_not_end_its_answer_is_left_soon_after_its_client_did(
