@@ -1,5 +1,5 @@
-// row_kernels [THREADS [MIB]]: how fast the CPU branch's row kernels are, by type and number of inputs: row by row, 16 rows at once in vectors, and in tile
-// registers where the processor has them. The thresholds in kernels_patch/overlay/ostinato/row-kernels.* come from its figures.
+// row_kernels [THREADS [MIB]]: how fast the CPU branch's row kernels are, by type and number of inputs: row by row, and 16 rows at once. The thresholds
+// in kernels_patch/overlay/ostinato/row-kernels.* come from its figures.
 //
 // First table: nanoseconds for 16 rows of 32 columns, weights in the cache of each thread. Second: bytes of weights per second over MIB of memory (1,024),
 // every thread reading a run of its own, as the workers do. 2,048 columns. Compile with the overlay, ggml's include and src, and an engine's libraries:
@@ -28,7 +28,7 @@ constexpr int     INPUTS[]    = { 1, 2, 3, 4, 6, 8, 12, 16 };
 
 using clock_type = std::chrono::steady_clock;
 
-enum class way { rows, tile, amx };
+enum class way { rows, tile };
 
 struct weights {
     ostinato_row_kernel kernel;
@@ -53,12 +53,12 @@ struct weights {
         }
     }
 
-    bool has(way by) const { return by == way::rows || (by == way::tile ? kernel.tile : kernel.amx); }
+    bool has(way by) const { return by == way::rows || kernel.tile; }
 
     void multiply(way by, const char * w, const char * ahead, int n_x) const {
         float out[OSTINATO_TILE][OSTINATO_TILE_INPUTS];
-        if (by != way::rows) {
-            (by == way::tile ? kernel.tile : kernel.amx)(COLUMNS, out, w, row_bytes, ahead, x, n_x);
+        if (by == way::tile) {
+            ostinato_dot_tile(kernel, COLUMNS, out, w, row_bytes, ahead, x, n_x);
             return;
         }
         for (int r = 0; r < OSTINATO_TILE; ++r) {
@@ -103,8 +103,8 @@ void print_table(const char * title, int precision, const cell & measure) {
     printf("\n");
     for (const ggml_type type : { GGML_TYPE_MXFP4, GGML_TYPE_Q4_0, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K, GGML_TYPE_Q6_K }) {
         const weights w(type);
-        const char * const names[] = { "rows", "tile", "amx" };
-        for (const way by : { way::rows, way::tile, way::amx }) {
+        const char * const names[] = { "rows", "tile" };
+        for (const way by : { way::rows, way::tile }) {
             if (!w.has(by)) {
                 continue;
             }

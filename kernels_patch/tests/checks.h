@@ -17,5 +17,5 @@ inline void fail(const char * format, ...) {
     n_failed++;
 }
 
-void check_choices();         // choices.cpp: upload-choice.h, speed-kinds.h
+void check_choices();         // choices.cpp: upload-choice.h, upload-costs.h, prefetch.h, speed-kinds.h
 void check_all_row_kernels(); // row_kernels.cpp: row-kernels.h

@@ -1,10 +1,12 @@
-// The choices of upload-choice.h are the best of all, by their own model of time, and layers count with the speeds that speed-kinds.h says. A part of
-// ostinato-test-operators.
+// The choices of upload-choice.h are the best of all, by their own model of time; what upload-costs.h and prefetch.h have learned for them is what was
+// measured, and layers count with the speeds that speed-kinds.h says. A part of ostinato-test-operators.
 
 #include "checks.h"
 
+#include "ostinato/prefetch.h"
 #include "ostinato/speed-kinds.h"
 #include "ostinato/upload-choice.h"
+#include "ostinato/upload-costs.h"
 
 #include "ggml-cpp.h"
 
@@ -99,6 +101,57 @@ void check_link_choice() {
     }
 }
 
+// Costs of uploads are the median of the first layers of their size, those of the nearest size before that, and what was measured at load before any.
+void check_upload_costs() {
+    ostinato_upload_log log;
+    const ostinato_upload_costs first = log.costs(64, 5.0);
+    if (first.link != 5.0 || first.hot != 0.0 || first.chain != 0.0 || first.cpu != 1.0 || first.cpu_alone != 1.0) {
+        fail("costs that nobody has found");
+    }
+    const int n_layers = (int) ostinato_upload_log::N_LAYERS;
+    for (int n = 0; n < 3*n_layers; ++n) { // some layers are disturbed, and later ones change nothing
+        if (n < n_layers && log.costs(127, 5.0).link != 5.0) {
+            fail("costs after %d layers", n);
+        }
+        const double by = n >= n_layers || n % 5 == 4 ? 100.0 : 1.0;
+        log.add_shared(64, { 7.0*by, 3.0*by, 4.0*by, 2.0*by });
+        log.add_alone(1000, 1.5*by);
+    }
+    for (const int64_t n_tokens : { 32, 64, 127, 4096 }) {
+        const ostinato_upload_costs found = log.costs(n_tokens, 5.0);
+        if (found.link != 7.0 || found.hot != 3.0 || found.chain != 4.0 || found.cpu != 2.0 || found.cpu_alone != 1.5) {
+            fail("%d tokens: other costs than most layers had, of the link %g", (int) n_tokens, found.link);
+        }
+    }
+    for (int n = 0; n < n_layers; ++n) {
+        log.add_shared(512, { 9.0 });
+    }
+    if (log.costs(128, 5.0).link != 7.0 || log.costs(300, 5.0).link != 9.0 || log.costs(600, 5.0).link != 9.0) {
+        fail("costs of another size of passes than the nearest");
+    }
+}
+
+// The head start is what the link rested in nearly all layers, and stays what it was once it is known.
+void check_head_start() {
+    ostinato_prefetch prefetch;
+    prefetch.add_layer(4);
+    for (int n = 0; n < 200; ++n) {
+        if (n < 10 && prefetch.head_start(600) != 0.0) {
+            fail("a head start after %d layers", n);
+        }
+        prefetch.add_rest(600, n < 16 ? n % 4 == 3 ? 1.0 : 2e-3 : 5.0);
+    }
+    const double found = prefetch.head_start(1023);
+    if (found < 1.5e-3 || found > 2e-3 || prefetch.head_start(511) != 0.0 || prefetch.head_start(4096) != found) {
+        fail("another head start than was measured: %g s", found);
+    }
+    prefetch.add_step(0, 100, { 2, 30, 1, 90, 3, 91 });
+    const std::vector<int32_t> expected = prefetch.expected(0, 100);
+    if (expected != std::vector<int32_t> { 1, 2 } || prefetch.expected(0, 10) != std::vector<int32_t> { 1 }) {
+        fail("%zu experts are expected, others than those with the most rows", expected.size());
+    }
+}
+
 // Layers whose experts have the same types and shapes are of one kind, wherever they are.
 void check_speed_kinds() {
     struct made { ggml_type up, down; int64_t n_ff, n_experts; };
@@ -171,6 +224,8 @@ void check_measuring_plan() {
 void check_choices() {
     check_upload_choice();
     check_link_choice();
+    check_upload_costs();
+    check_head_start();
     check_speed_kinds();
     check_measuring_plan();
 }

@@ -5,6 +5,9 @@
 // out, OSTINATO_SKIPPED_SLOT there instead: none, some, all, all but one, all of a token, the same experts for all tokens. Also the fused product of
 // gate and up. Results are checked row by row, so that one wrong row of a thousand is seen, and rows of cold experts have to be zero exactly.
 //
+// Where tiles that have rows are launched (expert-tiles.cuh), ids of PUBLISH give stock's bits in every case, those of STAGE where stock gives every block
+// whole tiles, and wherever in the staging buffer an expert is.
+//
 // Prints one line per failure, then a summary; returns 1 where something failed. `quick` tries fewer types, batch sizes and numbers of experts.
 
 #include "ostinato/cuda-functions.h"
@@ -278,6 +281,122 @@ void check(device & dev, const data & d, const options & o) {
     }
 }
 
+// Whose ids the products have.
+enum class ids_of { stock, counting, publish, stage };
+
+// Products with experts of any size: one expert's weights, its rows in another order for each.
+class tiled_products {
+public:
+    tiled_products(ggml_backend_dev_t dev, ggml_type type, int64_t n_in, int64_t n_out, int32_t n_experts) :
+        n_in(n_in), n_out(n_out), n_experts(n_experts), backend(ggml_backend_dev_init(dev, nullptr)), rows(n_out*ggml_row_size(type, n_in)),
+        ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true })) {
+        std::vector<float> values(n_in*n_out);
+        fill(values);
+        ggml_quantize_chunk(type, values.data(), rows.data(), 0, n_out, n_in, nullptr);
+        weights = ggml_new_tensor_3d(ctx.get(), type, n_in, n_out, n_experts);
+        buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), backend.get()));
+        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    }
+
+    // `place_of` every expert; (n_tokens*k, n_out). Every call has the same inputs and routes, by the numbers of both.
+    std::vector<float> compute(int64_t n_tokens, int64_t k, ids_of whose, const std::vector<int32_t> & place_of) {
+        for (int32_t e = 0; e < n_experts; ++e) {
+            std::vector<char> shifted = rows;
+            std::rotate(shifted.begin(), shifted.begin() + 5*e % n_out*weights->nb[1], shifted.end());
+            ggml_backend_tensor_set(weights, shifted.data(), place_of[e]*weights->nb[2], shifted.size());
+        }
+        const ggml_context_ptr graph_ctx(ggml_init({ 8*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true }));
+        ggml_context * c    = graph_ctx.get();
+        ggml_tensor * x     = ggml_new_tensor_3d(c, GGML_TYPE_F32, n_in, 1, n_tokens);
+        ggml_tensor * ids   = ggml_new_tensor_2d(c, GGML_TYPE_I32, k, n_tokens);
+        ggml_tensor * node  = ggml_mul_mat_id(c, weights, x, ids);
+        ggml_cgraph * graph = ggml_new_graph(c);
+        ggml_build_forward_expand(graph, node);
+        const ggml_backend_buffer_ptr memory(ggml_backend_alloc_ctx_tensors(c, backend.get()));
+        std::vector<float> inputs(n_in*n_tokens);
+        fill(inputs);
+        ggml_backend_tensor_set(x, inputs.data(), 0, ggml_nbytes(x));
+        std::vector<int32_t> slots;
+        std::mt19937 random((uint32_t) (n_tokens*k));
+        for (int64_t t = 0; t < n_tokens; ++t) { // the first experts are chosen most
+            std::vector<int32_t> experts;
+            while ((int64_t) experts.size() < k) {
+                const int32_t e = (int32_t) (random() % n_experts*(random() % 100)/100);
+                if (std::find(experts.begin(), experts.end(), e) == experts.end()) {
+                    experts.push_back(e);
+                    slots.push_back(place_of[e]);
+                }
+            }
+        }
+        ggml_backend_tensor_set(ids, slots.data(), 0, ggml_nbytes(ids));
+        if (whose == ids_of::counting) {
+            ids->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG;
+        } else if (whose != ids_of::stock) { // as in device::compute
+            ids->op     = GGML_OP_CUSTOM;
+            ids->src[2] = x; // in the place of an index table
+            ids->op_params[OSTINATO_PARAM_TAG]       = OSTINATO_OP_TAG;
+            ids->op_params[OSTINATO_PARAM_OP]        = whose == ids_of::stage ? OSTINATO_OP_STAGE : OSTINATO_OP_PUBLISH;
+            ids->op_params[OSTINATO_PARAM_ZERO_SLOT] = OSTINATO_NO_ZERO_SLOT;
+        }
+        std::vector<float> out(ggml_nelements(node));
+        if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
+            return {};
+        }
+        ggml_backend_tensor_get(node, out.data(), 0, ggml_nbytes(node));
+        return out;
+    }
+
+private:
+    static void fill(std::vector<float> & values) {
+        std::mt19937 random(3);
+        std::normal_distribution<float> normal;
+        std::generate(values.begin(), values.end(), [&] { return normal(random); });
+    }
+
+    int64_t n_in;
+    int64_t n_out;
+    int32_t n_experts;
+    ggml_backend_ptr backend;
+    std::vector<char> rows;
+    ggml_context_ptr ctx;
+    ggml_backend_buffer_ptr buffer;
+    ggml_tensor * weights = nullptr;
+};
+
+void expect_same(const char * what, ggml_type type, int64_t n_tokens, const std::vector<float> & found, const std::vector<float> & expected) {
+    n_cases++;
+    if (found.empty() || memcmp(found.data(), expected.data(), found.size()*sizeof(float)) != 0) {
+        n_failed++;
+        printf("%s, %lld tokens: other bits %s\n", ggml_type_name(type), (long long) n_tokens, what);
+    }
+}
+
+// Products of the tiles that have rows, bit for bit.
+void check_tiles(ggml_backend_dev_t dev, ggml_type type) {
+    constexpr int64_t K    = 4;
+    constexpr int64_t MANY = 512; // tokens for which stock gives every block whole tiles: 16*4*24 of them, on GPUs with up to 170 SMs
+    constexpr int32_t N    = 24;
+    std::vector<int32_t> in_order(N);
+    std::generate(in_order.begin(), in_order.end(), [n = 0]() mutable { return n++; });
+    const std::vector<int32_t> reversed(in_order.rbegin(), in_order.rend());
+    tiled_products large(dev, type, 512, 2048, N);
+    for (const int64_t n_tokens : { (int64_t) 12, (int64_t) 40, (int64_t) 100, MANY }) {
+        const std::vector<float> stock = large.compute(n_tokens, K, ids_of::stock, in_order);
+        expect_same("than stock's with PUBLISH's ids", type, n_tokens, large.compute(n_tokens, K, ids_of::publish, in_order), stock);
+        expect_same("than stock's where routes are counted", type, n_tokens, large.compute(n_tokens, K, ids_of::counting, in_order), stock);
+        if (n_tokens == MANY) {
+            expect_same("than stock's with STAGE's ids", type, n_tokens, large.compute(n_tokens, K, ids_of::stage, in_order), stock);
+        }
+    }
+    for (const int64_t n_out : { (int64_t) 64, (int64_t) 128 }) { // stock divides K
+        tiled_products small(dev, type, 512, n_out, N);
+        for (const int64_t n_tokens : { (int64_t) 12, (int64_t) 100, (int64_t) 2000 }) {
+            expect_same("when experts are in other places", type, n_tokens, small.compute(n_tokens, K, ids_of::stage, reversed),
+                small.compute(n_tokens, K, ids_of::stage, in_order));
+        }
+    }
+}
+
 ggml_backend_dev_t find_device(const char * name) {
     ggml_backend_load_all();
     if (name) {
@@ -321,6 +440,9 @@ int main(int argc, char ** argv) {
                     }
                 }
             }
+        }
+        if (skips && ggml_is_quantized(type)) {
+            check_tiles(found, type);
         }
         printf("%s: %s: %d cases, %s\n", dev.name(), ggml_type_name(type), n_cases - before, skips ? "zero slots and skipped" : "zero slots");
         fflush(stdout);

@@ -169,8 +169,8 @@ static __global__ void publish_done(const publish_args a) {
 
 // Few blocks, so that the product chain beside it has the GPU to itself: the link is busy with far fewer bytes in flight than these ask for. Where the
 // mailbox names a number, that one, and half of it beside attention.
-static constexpr int COPY_BLOCKS  = 32;
-static constexpr int PREFETCH_BLOCKS = 16; // beside attention
+static constexpr int COPY_BLOCKS     = 8;
+static constexpr int PREFETCH_BLOCKS = 4; // beside attention
 static constexpr int COPY_THREADS = 512;
 static constexpr int COPIES_AT_ONCE = 48; // in shared memory
 

@@ -68,6 +68,11 @@ static inline ostinato_op ostinato_op_of(const ggml_tensor * node) {
     return (ostinato_op) node->op_params[OSTINATO_PARAM_OP];
 }
 
+// True for the router's ids of a layer that keeps the stock nodes, and whose routes are counted.
+static inline bool ostinato_is_counted(const ggml_tensor * ids) {
+    return ids->op != GGML_OP_CUSTOM && ids->op_params[OSTINATO_PARAM_TAG] == OSTINATO_OP_TAG;
+}
+
 static inline const ostinato_mailbox * ostinato_mailbox_of(const ggml_tensor * node) {
     const ostinato_mailbox * mailbox;
     memcpy(&mailbox, &node->op_params[OSTINATO_PARAM_MAILBOX], sizeof(mailbox));

@@ -1,4 +1,4 @@
-// Implementation of row-kernels.h: AMX, AVX-512 (VNNI, VBMI), AVX VNNI and AVX2 kernels for the expert types that users have, chosen at run time.
+// Implementation of row-kernels.h: AVX-512 (VNNI, VBMI), AVX VNNI and AVX2 kernels for the expert types that users have, chosen at run time.
 
 #include "row-kernels.h"
 
@@ -21,10 +21,6 @@
 #endif
 #include <cpuid.h>
 #include <immintrin.h>
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #endif
 
 static constexpr int64_t MAX_COLUMNS = 16384; // of rows in tiles of 256 bits, which keep a few words per block of each input
@@ -204,15 +200,6 @@ OSTINATO_AVX512 static inline __m512i dot_512(__m512i sum, __m512i u, const char
 #define OSTINATO_TILES_DOT(sum, u, s) dot_512(sum, u, s)
 #include "row-tiles.h"
 
-#if defined(__clang__) || __GNUC__ >= 11
-#define OSTINATO_HAS_AMX 1
-#include "amx-machine.h"
-#define OSTINATO_AMX amx
-#define OSTINATO_AMX_TARGET OSTINATO_AMX_INT8
-#define OSTINATO_AMX_MACHINE amx_machine
-#include "row-tiles-amx.h"
-#endif
-
 #define OSTINATO_TILES avx2
 #define OSTINATO_TILES_TARGET OSTINATO_AVX2
 #define OSTINATO_TILES_BITS 256
@@ -280,17 +267,10 @@ ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, in
         // measured from memory, where other threads read too; on Intel's with one input row by row was as fast or faster
         static const bool is_amd = __builtin_cpu_is("amd");
         kernel.tile_from = is_amd ? 1 : type == GGML_TYPE_Q6_K ? 3 : 2;
-#ifdef OSTINATO_HAS_AMX
-        static const bool is_amx = may_use_amx();
-        if (most_bits >= OSTINATO_AMX_BITS && is_amx) {
-            kernel.amx = amx::tile_of(type);
-        }
-#endif
         if (kernel.dot && kernel.input == GGML_TYPE_Q8_0) {
             kernel.is_split = columns % (2*SPLIT_BLOCK) == 0;
             kernel.dot      = kernel.is_split ? kernel.dot : nullptr;
             kernel.tile     = kernel.is_split ? kernel.tile : nullptr;
-            kernel.amx      = kernel.is_split ? kernel.amx : nullptr;
         }
     } else if (most_bits >= 256 && columns <= MAX_COLUMNS) {
         set_tile_of_256_bits(kernel);
@@ -352,6 +332,5 @@ void ostinato_prefetch(const char * data, size_t bytes) {
 void ostinato_dot_tile(
         const ostinato_row_kernel & kernel, int64_t columns, float (*out)[OSTINATO_TILE_INPUTS], const char * w, size_t row_bytes, const char * ahead,
         const char * const * x, int n_x) {
-    const auto tile = kernel.amx && n_x >= kernel.amx_from ? kernel.amx : kernel.tile;
-    tile(columns, out, w, row_bytes, ahead, x, n_x);
+    kernel.tile(columns, out, w, row_bytes, ahead, x, n_x);
 }

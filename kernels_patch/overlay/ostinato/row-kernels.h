@@ -3,8 +3,7 @@
 // The inputs are quantised by ggml's own from_float of the weight type's vec_dot_type, so a product has the integers that ggml's has; only
 // the order in which blocks are summed differs. Where this CPU has no kernel of ours for a type, ggml's vec_dot runs once per input row.
 // Ours decode a weight block once for up to four input rows, which matters where an expert has several routes, and keep up with the
-// memory where it has one. Where it has many, tiles decode 16 weight rows once for up to 16 input rows: in vectors, or in the processor's
-// tile registers (AMX).
+// memory where it has one. Where it has many, tiles decode 16 weight rows once for up to 16 input rows.
 
 #pragma once
 
@@ -26,19 +25,13 @@ struct ostinato_row_kernel {
     // OSTINATO_TILE neighbouring rows, `row_bytes` apart, at once: out[row][i]; what follows the inputs there is undefined. nullptr: there is none
     void (*tile)(int64_t n, float (*out)[16], const char * w, size_t row_bytes, const char * ahead, const char * const * x, int n_x) = nullptr;
     int tile_from = 3; // inputs from which it is faster than row by row
-
-    decltype(tile) amx = nullptr; // the same, with the same bits, in the processor's tile registers, or nullptr
-    int amx_from = 8;             // inputs from which it is faster than `tile`
 };
 
 constexpr int OSTINATO_TILE        = 16;
 constexpr int OSTINATO_TILE_INPUTS = 16; // at most
 
-constexpr int OSTINATO_AMX_BITS = 8192; // of a tile register
-
-// The kernel for rows of `columns` columns of a weight type that has a vec_dot, with registers of at most so many bits: 512 for no AMX, 256 for no AVX-512,
-// 0 for ggml's own.
-ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, int most_bits = OSTINATO_AMX_BITS);
+// The kernel for rows of `columns` columns of a weight type that has a vec_dot, with registers of at most so many bits: 256 for no AVX-512, 0 for ggml's own.
+ostinato_row_kernel ostinato_find_row_kernel(ggml_type type, int64_t columns, int most_bits = 512);
 
 // Bytes of an input row of `n` columns, a multiple of 64.
 size_t ostinato_input_row_bytes(const ostinato_row_kernel & kernel, int64_t n);

@@ -131,22 +131,27 @@ static json describe_cpu_branch(const ostinato_residency_view & view) {
     return out;
 }
 
-// Layers by kind of experts, and what they count with; speeds are 0 where nothing was measured.
+// What a device or a kind of experts counts with: 0 where nothing was measured, and in place where the link has no columns.
+static json describe_speeds(const ostinato_speeds & speeds, int64_t link_columns) {
+    const auto speed = [&](double seconds_per_byte) { return speeds.is_default ? 0.0 : 1.0/seconds_per_byte; };
+    return {
+        { "cpu_row_bytes_per_s",  speed(speeds.cpu_row) },
+        { "cpu_rows_bytes_per_s", speed(speeds.cpu_rows) },
+        { "link_bytes_per_s",     speed(speeds.link) },
+        { "in_place_bytes_per_s", link_columns > 0 ? speed(speeds.in_place) : 0.0 },
+    };
+}
+
+// Layers by kind of experts, and what they count with.
 static json describe_kinds(const ostinato_memory_view & device) {
     json out = json::array();
     for (const ostinato_kind_view & kind : device.kinds) {
-        const auto speed = [&](double seconds_per_byte) { return kind.speeds.is_default ? 0.0 : 1.0/seconds_per_byte; };
         out.push_back({
             { "types",          ostinato_type_names(kind.types) },
             { "layers",         kind.layers },
             { "expert_bytes",   kind.expert_bytes },
             { "measured",       kind.measured },
-            { "speeds", {
-                { "cpu_row_bytes_per_s",  speed(kind.speeds.cpu_row) },
-                { "cpu_rows_bytes_per_s", speed(kind.speeds.cpu_rows) },
-                { "link_bytes_per_s",     speed(kind.speeds.link) },
-                { "in_place_bytes_per_s", kind.link_columns > 0 ? speed(kind.speeds.in_place) : 0.0 },
-            }},
+            { "speeds",         describe_speeds(kind.speeds, kind.link_columns) },
             { "link_columns",   kind.link_columns },
             { "hidden_columns", kind.hidden_columns },
         });
@@ -159,8 +164,10 @@ static json describe_devices(const llama_model * model, const ostinato_residency
     ostinato_get_device_status(model, nullptr, 0, &n);
     std::vector<ostinato_device_status> devices(n);
     ostinato_get_device_status(model, devices.data(), devices.size(), &n);
+    const ostinato_memory_view unseen;
     json out = json::array();
     for (const auto & d : devices) {
+        const ostinato_memory_view & seen = out.size() < view.devices.size() ? view.devices[out.size()] : unseen;
         out.push_back({
             { "name",          d.name },
             { "gpu",           d.is_gpu },
@@ -190,13 +197,8 @@ static json describe_devices(const llama_model * model, const ostinato_residency
                 { "replays",       d.graph_replays },
                 { "direct_passes", d.direct_passes },
             }},
-            { "speeds", {
-                { "cpu_row_bytes_per_s",  d.cpu_row_bytes_per_s },
-                { "cpu_rows_bytes_per_s", d.cpu_rows_bytes_per_s },
-                { "link_bytes_per_s",     d.link_bytes_per_s },
-                { "in_place_bytes_per_s", d.in_place_bytes_per_s },
-            }},
-            { "kinds", out.size() < view.devices.size() ? describe_kinds(view.devices[out.size()]) : json::array() },
+            { "speeds",        describe_speeds(seen.speeds, seen.link_columns) },
+            { "kinds",         describe_kinds(seen) },
         });
     }
     return out;

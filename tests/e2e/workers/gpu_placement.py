@@ -2,20 +2,22 @@
 
 Compares every case with the stock nodes, all layers on the GPU, over passes of 1 to 512 tokens. OUT.json holds
 `noise`, the NMSE of the stock nodes with all tokens in one pass, and a list of cases: mode, placement, nmse, same_token
-(share of tokens with the same most likely successor), repeats (whether the next context gave the same bits, where the
-engine learns what uploads cost after it has), and what was computed where.
+(share of tokens with the same most likely successor), repeats (whether the next context gave the same bits, once the
+engine has learned what uploads cost and decides as in the context before), and what was computed where.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ostinatod.bindings import NEVER, PlacementOptions, load_bindings
+from ostinatod.bindings import NEVER, Bindings, PlacementOptions, load_bindings
 from ostinatod.profiles.gguf_model import read_model
 from ostinatod.verification import nmse
 from tests.e2e.workers.architecture import placements
@@ -35,9 +37,9 @@ MODES: dict[str, dict[str, Any]] = {
 uploads; uploads alone, as far as staging goes; these from a threshold on; and memory for uploads that no pass has,
 lent to a fixed list of experts in steps of few tokens."""
 
-LEARNING_EVALUATIONS = {"choice": 5}
-"""After which nothing that decides where an expert is computed changes: costs of uploads and the link's head start are
-those of the first layers, and the staging buffer has as much room as the passes ever used."""
+MOST_EVALUATIONS = 20
+"""After which nothing that decides where an expert is computed may change: costs of uploads and the link's head start
+are those of the first layers of each size of passes, and staging memory has as much room as the passes ever used."""
 
 ALL_HOT = ("split", "link")
 """Modes in which everything may be hot. In the others nothing would be left to upload, nor to lend."""
@@ -45,6 +47,8 @@ POOL_SHARE = 0.45
 """Of the experts, in the others; staging comes out of it."""
 POOL_BYTES = 17 << 20
 """What a pool needs beside its experts."""
+
+Logits = NDArray[np.float32]
 
 
 def main(libraries: str, model_path: str, out: str) -> None:
@@ -71,10 +75,7 @@ def main(libraries: str, model_path: str, out: str) -> None:
                 if mode == "borrowed":
                     model.evaluate(tokens[:1], (1,), n_threads=1)  # a pool has its memory when a context has
                     lent = bindings.set_borrowed(model.handle, ~hot if (~hot).any() else hot)
-                for _ in range(LEARNING_EVALUATIONS.get(mode, 0)):
-                    model.evaluate(tokens, PASSES, n_threads=1)
-                logits = model.evaluate(tokens, PASSES, n_threads=1)
-                again = model.evaluate(tokens, PASSES, n_threads=1)
+                logits, again, is_settled = evaluated_twice(bindings, model, tokens)
                 device = bindings.device_status(model.handle)[0]
             cases.append(
                 {
@@ -82,7 +83,7 @@ def main(libraries: str, model_path: str, out: str) -> None:
                     "placement": name,
                     "nmse": nmse(logits, stock),
                     "same_token": float((logits.argmax(1) == stock.argmax(1)).mean()),
-                    "repeats": bool((logits == again).all()),
+                    "repeats": is_settled and bool((logits == again).all()),
                     "cold_routes": device.cold_routes,
                     "cpu_routes": device.cpu_routes,
                     "uploaded_experts": device.uploaded,
@@ -93,6 +94,29 @@ def main(libraries: str, model_path: str, out: str) -> None:
             print(json.dumps(cases[-1]), flush=True)
     result = {"model": path.name, "noise": noise, "cases": cases}
     Path(out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def evaluated_twice(bindings: Bindings, model: Model, tokens: Sequence[int]) -> tuple[Logits, Logits, bool]:
+    """Logits of two contexts, one after the other, in which as much was computed in each place; whether there were."""
+    logits, decided = evaluated(bindings, model, tokens)
+    for _ in range(MOST_EVALUATIONS):
+        again, decided_again = evaluated(bindings, model, tokens)
+        if decided_again == decided:
+            return logits, again, True
+        logits, decided = again, decided_again
+    return logits, logits, False
+
+
+def evaluated(bindings: Bindings, model: Model, tokens: Sequence[int]) -> tuple[Logits, tuple[int, ...]]:
+    """Logits of a context, and how many experts and routes it had in each place."""
+
+    def places() -> tuple[int, ...]:
+        device = bindings.device_status(model.handle)[0]
+        return (device.cpu_routes, device.uploaded, device.prefetched, device.foreseen)
+
+    before = places()
+    logits = model.evaluate(tokens, PASSES, n_threads=1)
+    return logits, tuple(now - then for now, then in zip(places(), before, strict=True))
 
 
 if __name__ == "__main__":

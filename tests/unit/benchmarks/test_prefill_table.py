@@ -21,6 +21,7 @@ def test_the_preset_has_every_setting_that_is_compared() -> None:
     # 44 % and an eighth of the sum are 50.3 %: two of four layers stay on the GPU.
     assert stock == [
         ("mmap", None, ()),
+        ("mmap", None, ()),
         ("none", 32, (0, 1)),
         ("none", 512, (0, 1)),
         ("mmap", 512, (0, 1)),
@@ -92,16 +93,16 @@ def test_numbers_of_copy_blocks_are_tried_behind_the_first_row_of_hot_experts() 
     rows = planned_rows(EXPERTS, 0.44, LENGTHS, 0, 0, on_gpu=True)
     tried = with_copy_blocks(rows, (4, 16))
     names = [row.setting.name for row in tried]
-    assert names[2:6] == [
+    assert names[3:7] == [
         "44% hot, choice per expert",
         "44% hot, choice per expert, 4 copy blocks",
         "44% hot, choice per expert, 16 copy blocks",
         "44% hot, the same without prefetch",
     ]
-    assert [row.setting.copy_blocks for row in tried[2:6]] == [0, 4, 16, 0]
+    assert [row.setting.copy_blocks for row in tried[3:7]] == [0, 4, 16, 0]
     # The same memory, experts and lengths.
-    assert (tried[3].hot, tried[3].lengths) == (0.44, tried[2].lengths)
-    assert tried[3].setting.pool_bytes == tried[2].setting.pool_bytes
-    assert [*tried[:3], *tried[5:]] == rows
+    assert (tried[4].hot, tried[4].lengths) == (0.44, tried[3].lengths)
+    assert tried[4].setting.pool_bytes == tried[3].setting.pool_bytes
+    assert [*tried[:4], *tried[6:]] == rows
     assert with_copy_blocks(rows, ()) == rows
-    assert with_copy_blocks(rows[:2], (4,)) == rows[:2]
+    assert with_copy_blocks(rows[:3], (4,)) == rows[:3]
