@@ -112,11 +112,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             digests.append(hashlib.blake2b(output.tobytes(), digest_size=8).hexdigest())
             if arguments.idle_s and step == len(sizes) // 2:
                 time.sleep(arguments.idle_s)
-            if arguments.swap_every and step % arguments.swap_every == arguments.swap_every - 1:
-                model.place(hot_experts(model.shape, arguments.share, step))
-            if is_recording:
+            if is_recording:  # before a swap, which ends all borrowing
                 found.append(bindings.borrowed(model.handle))
                 borrowed.append(int(found[-1].sum()))
+            if arguments.swap_every and step % arguments.swap_every == arguments.swap_every - 1:
+                model.place(hot_experts(model.shape, arguments.share, step))
             if recorded is not None and step + 1 < len(recorded):
                 borrowed.append(bindings.set_borrowed(model.handle, recorded[step + 1]))
             if arguments.borrow_every and step % arguments.borrow_every == 0:
