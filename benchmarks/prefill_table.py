@@ -51,8 +51,8 @@ def planned_rows(
     share      of all experts that is hot
     pin_bytes  see `bindings.PlacementOptions`
 
-    From LARGE_BATCH tokens on both thresholds run the same code, so the larger one is timed up to it. The first row counts
-    routes, so it has the engine's products of experts (`expert-tiles.cuh`); the second one has stock's own.
+    From LARGE_BATCH tokens on both thresholds run the same code, so the larger one is timed up to it. The first row
+    counts routes, so it has the engine's products of experts (`expert-tiles.cuh`); the second one has stock's own.
     """
     hot_bytes = share * experts.places().total_bytes
     on_cpu = stock_layers(experts, memory_for(hot_bytes)).get("first", ()) if on_gpu else ()
