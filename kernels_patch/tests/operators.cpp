@@ -354,6 +354,45 @@ void check_sets_and_ids() {
     check("uneven sizes", uneven, routes, { 4 }, F32_NMSE);
 }
 
+// Layers that keep the stock nodes: the router's ids are counted, marked for their products, and what they were.
+void check_counting() {
+    constexpr int64_t EXPERTS = 8;
+    constexpr int64_t TOKENS  = 5;
+    constexpr int64_t K       = 3;
+    std::vector<int32_t> counted[2]; // without counting, with it
+    for (const bool is_counting : { false, true }) {
+        ggml_context_ptr ctx(ggml_init({ (size_t) 1 << 20, nullptr, false }));
+        ggml_tensor * logits = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, EXPERTS, TOKENS);
+        std::mt19937 random(4);
+        for (int64_t i = 0; i < EXPERTS*TOKENS; ++i) {
+            ((float *) logits->data)[i] = std::normal_distribution<float>()(random);
+        }
+        ggml_tensor * ids    = ggml_argsort_top_k(ctx.get(), logits, (int) K);
+        ggml_tensor * counts = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, EXPERTS, 2);
+        memset(counts->data, 0, ggml_nbytes(counts));
+        ggml_cgraph * graph = ggml_new_graph(ctx.get());
+        ggml_build_forward_expand(graph, is_counting ? ostinato_publish_counts(ctx.get(), ids, counts, 0) : ids);
+        ggml_graph_compute_with_ctx(ctx.get(), graph, 1);
+        if (ostinato_is_counted(ids) != is_counting) {
+            fail("ids of a layer are%s marked as counted", is_counting ? " not" : "");
+        }
+        std::vector<int32_t> expected(2*EXPERTS, 0);
+        for (int64_t t = 0; t < TOKENS; ++t) {
+            for (int64_t i = 0; i < K; ++i) {
+                const int32_t id = *(const int32_t *) ((const char *) ids->data + t*ids->nb[1] + i*ids->nb[0]);
+                counted[is_counting].push_back(id);
+                expected[id] += is_counting;
+            }
+        }
+        if (memcmp(counts->data, expected.data(), ggml_nbytes(counts)) != 0) {
+            fail("routes of a layer with the stock nodes are counted wrong");
+        }
+    }
+    if (counted[0] != counted[1]) {
+        fail("counting changes the router's ids");
+    }
+}
+
 void check_forms() {
     for (int act = OSTINATO_ACT_SILU; act <= OSTINATO_ACT_RELU_SQR; ++act) {
         for (const bool merged : { false, true }) {
@@ -571,6 +610,7 @@ int main() {
     check_pool_moves();
     check_all_row_kernels();
     check_sets_and_ids();
+    check_counting();
     check_forms();
     check_types();
     return n_failed == 0 ? 0 : 1;

@@ -7,7 +7,7 @@
 //
 // The work on a tile is stock's own function, over all of K in the same order whatever the tile's width. So the results are stock's, bit for bit, where
 // stock gives every block whole tiles. Where it divides K between blocks (few and small experts), PUBLISH's products are left to stock. STAGE's
-// never are: there a result would depend on the place that an expert was copied to.
+// never are, but for native FP4 (Blackwell) and types that this file does not know: there a result would depend on the place that an expert was copied to.
 
 #pragma once
 
