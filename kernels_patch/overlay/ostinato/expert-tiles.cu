@@ -48,6 +48,10 @@ static __global__ void multiply_tiles(
         const char * __restrict__ x, const int * __restrict__ y, const int32_t * __restrict__ ids_dst, const int32_t * __restrict__ expert_bounds,
         const expert_tile * __restrict__ tiles, float * __restrict__ dst, const int blocks_per_row, const int n_weight_rows, const int stride_row_x,
         const int n_rows, const int stride_col_dst, const int stride_expert_x) {
+    if (ggml_cuda_mmq_get_config(type, J, fallback).type == GGML_TYPE_COUNT) { // a width that stock does not have for this GPU is never launched
+        NO_DEVICE_CODE;
+        return;
+    }
     constexpr int I         = ggml_cuda_mmq_get_I(type, J, fallback, GGML_PREC_Q8);
     constexpr int n_threads = ggml_cuda_mmq_get_nthreads(type, J, fallback, GGML_PREC_Q8);
 
