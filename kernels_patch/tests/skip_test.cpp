@@ -363,9 +363,14 @@ private:
     ggml_tensor * weights = nullptr;
 };
 
+// What was launched for the tiles that have rows, of the process.
+uint64_t n_tiled(ggml_backend_dev_t dev) {
+    return ((const ostinato_cuda_functions *) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), OSTINATO_CUDA_FUNCTIONS))->tiled_products();
+}
+
 void expect_same(const char * what, ggml_type type, int64_t n_tokens, const std::vector<float> & found, const std::vector<float> & expected) {
     n_cases++;
-    if (found.empty() || memcmp(found.data(), expected.data(), found.size()*sizeof(float)) != 0) {
+    if (found.empty() || found.size() != expected.size() || memcmp(found.data(), expected.data(), found.size()*sizeof(float)) != 0) {
         n_failed++;
         printf("%s, %lld tokens: other bits %s\n", ggml_type_name(type), (long long) n_tokens, what);
     }
@@ -386,6 +391,17 @@ void check_tiles(ggml_backend_dev_t dev, ggml_type type) {
         expect_same("than stock's where routes are counted", type, n_tokens, large.compute(n_tokens, K, ids_of::counting, in_order), stock);
         if (n_tokens == MANY) {
             expect_same("than stock's with STAGE's ids", type, n_tokens, large.compute(n_tokens, K, ids_of::stage, in_order), stock);
+        }
+    }
+    int64_t n_tokens = MANY; // another number each time: no CUDA graph of the one before is replayed
+    for (const ids_of whose : { ids_of::stock, ids_of::counting, ids_of::publish, ids_of::stage }) {
+        const uint64_t n_before = n_tiled(dev);
+        large.compute(++n_tokens, K, whose, in_order);
+        n_cases++;
+        if (n_tiled(dev) - n_before != (whose == ids_of::stock ? 0 : 1)) {
+            n_failed++;
+            printf("%s, %lld tokens: %d products were launched for the tiles that have rows\n", ggml_type_name(type), (long long) n_tokens,
+                (int) (n_tiled(dev) - n_before));
         }
     }
     for (const int64_t n_out : { (int64_t) 64, (int64_t) 128 }) { // stock divides K

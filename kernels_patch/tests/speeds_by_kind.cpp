@@ -65,6 +65,7 @@ const ostinato_cuda_functions functions = {
     [](int) {},
     [](int, ggml_type, int64_t) { return true; },
     [](int) { return ostinato_graph_counts {}; },
+    [] { return (uint64_t) 0; },
 };
 
 size_t gpu_bytes = 0;

@@ -1,6 +1,7 @@
 // Implementation of cuda-functions.h, and the counting of passes.
 
 #include "ostinato/cuda-functions.h"
+#include "ostinato/expert-tiles.cuh"
 #include "ostinato/ops-cuda.h"
 
 #include "common.cuh"
@@ -110,7 +111,7 @@ static bool skips_routes(int device, ggml_type type, int64_t n_experts) {
 void * ostinato_cuda_get_proc_address(const char * name) {
     static const ostinato_cuda_functions functions = {
         allocate_host, free_host, lock_pages, unlock_pages, copy, fill, make_stream, free_stream, make_event, free_event,
-        synchronize, skips_routes, graph_counts,
+        synchronize, skips_routes, graph_counts, ostinato_tiled_products,
     };
     return strcmp(name, OSTINATO_CUDA_FUNCTIONS) == 0 ? (void *) &functions : nullptr;
 }

@@ -43,4 +43,7 @@ struct ostinato_cuda_functions {
     bool (*skips_routes)(int device, ggml_type type, int64_t n_experts);
 
     ostinato_graph_counts (*graph_counts)(int device);
+
+    // Products of experts that were launched for the tiles that have rows, since the process began; see expert-tiles.cuh.
+    uint64_t (*tiled_products)();
 };

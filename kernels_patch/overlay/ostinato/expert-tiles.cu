@@ -4,7 +4,14 @@
 #include "ostinato/ops.h"
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
+
+static std::atomic<uint64_t> n_products { 0 };
+
+uint64_t ostinato_tiled_products() {
+    return n_products.load();
+}
 
 // A tile's expert and its number among the expert's tiles.
 struct expert_tile {
@@ -97,6 +104,7 @@ static bool launch_tiles(ggml_backend_cuda_context & ctx, const mmq_args & args,
         args.x, args.y, args.ids_dst, args.expert_bounds, tiles.get(), args.dst, args.ncols_x/ggml_cuda_type_traits<type>::qk, args.nrows_x,
         args.stride_row_x, args.ncols_y, args.nrows_dst, args.stride_channel_x);
     CUDA_CHECK(cudaGetLastError());
+    ++n_products;
     return true;
 }
 
@@ -123,7 +131,8 @@ static bool is_stock_whole(const mmq_args & args) {
         return best.J != 0;
     }
     const int64_t n_tiles = (args.nrows_x + best.I - 1)/best.I*((args.ncols_max + best.J - 1)/best.J)*args.nchannels_y;
-    return 100*n_tiles/(n_sm*((n_tiles + n_sm - 1)/n_sm)) >= 90;
+    const bool has_block_per_tile = GGML_CUDA_CC_IS_NVIDIA(cc) && 100*n_tiles/(n_sm*((n_tiles + n_sm - 1)/n_sm)) >= 90;
+    return has_block_per_tile || n_tiles % n_sm == 0;
 }
 
 // Tiles as wide as the mean expert's rows are many, as far as stock has a width; wider ones where experts have many rows, since each tile reads the weights anew.
@@ -133,7 +142,7 @@ static bool multiply(ggml_backend_cuda_context & ctx, const mmq_args & args, boo
     if (!is_staged && !is_stock_whole<type, fallback>(args)) {
         return false;
     }
-    const int64_t rows = args.ncols_y/args.nchannels_x; // cold routes' too
+    const int64_t rows = std::min(args.ncols_y/args.nchannels_x, args.ncols_max); // cold routes' too
     constexpr int at_64 = type == GGML_TYPE_Q2_K || type == GGML_TYPE_Q6_K ? 1 : 2; // blocks per SM: two have too few registers there
     return rows <= 5   ? launch_tiles<type,   8, fallback, 3>(ctx, args, stream) :
            rows <= 14  ? launch_tiles<type,  16, fallback, 3>(ctx, args, stream) :

@@ -7,7 +7,7 @@
 //
 // The work on a tile is stock's own function, over all of K in the same order whatever the tile's width. So the results are stock's, bit for bit, where
 // stock gives every block whole tiles. Where it divides K between blocks (few and small experts), PUBLISH's products are left to stock. STAGE's
-// never are, but for native FP4 (Blackwell) and types that this file does not know: there a result would depend on the place that an expert was copied to.
+// never are, but for native FP4 (Blackwell), and types and widths that are not there: there a result would depend on the place that an expert was copied to.
 
 #pragma once
 
@@ -17,3 +17,6 @@
 // Launches the products, or returns false where stock has to. `ids` are those that `args.expert_bounds` was made from.
 bool ostinato_multiply_tiles(
         ggml_backend_cuda_context & ctx, const mmq_args & args, const ggml_tensor * ids, ggml_prec prec_src1, cudaStream_t stream);
+
+// How many it launched since the process began; of a replayed CUDA graph, its capture counts.
+uint64_t ostinato_tiled_products();

@@ -125,7 +125,7 @@ ggml_tensor * ostinato_publish_counts(ggml_context * ctx, ggml_tensor * ids, ggm
     ggml_tensor * args[] = { ids, counts };
     ggml_tensor * node = custom(ctx, OSTINATO_OP_PUBLISH, GGML_TYPE_I32, 1, args, 2, publish_cpu, 1, nullptr);
     node->op_params[OSTINATO_PARAM_PHASE] = phase;
-    ids->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG; // see ostinato_is_counted; what made them has shorter parameters
+    ids->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG; // see ostinato_is_counted; what makes ids has parameters in fewer words
     return node;
 }
 

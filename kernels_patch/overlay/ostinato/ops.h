@@ -79,7 +79,7 @@ static inline const ostinato_mailbox * ostinato_mailbox_of(const ggml_tensor * n
     return mailbox;
 }
 
-// Counts the routes of `ids` into row `phase` of `counts`. Has to be expanded into the graph by hand, since nothing consumes it.
+// Counts the routes of `ids` into row `phase` of `counts`, and marks `ids` (ostinato_is_counted). Has to be expanded into the graph by hand, since nothing consumes it.
 ggml_tensor * ostinato_publish_counts(ggml_context * ctx, ggml_tensor * ids, ggml_tensor * counts, int32_t phase);
 
 // What PUBLISH and JOIN of one layer have in common.
