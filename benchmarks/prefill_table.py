@@ -52,7 +52,8 @@ def planned_rows(
     pin_bytes  see `bindings.PlacementOptions`
 
     From LARGE_BATCH tokens on both thresholds run the same code, so the larger one is timed up to it. The first row
-    counts routes, so it has the engine's products of experts (`expert-tiles.cuh`); the second one has stock's own.
+    counts routes, so it has the engine's products of experts (`expert-tiles.cuh`); on a GPU the second
+    one has stock's own.
     """
     hot_bytes = share * experts.places().total_bytes
     on_cpu = stock_layers(experts, memory_for(hot_bytes)).get("first", ()) if on_gpu else ()
@@ -79,7 +80,7 @@ def planned_rows(
 
     return [
         Planned(Setting("everything on the GPU", "stock", threads=threads)),
-        Planned(Setting("everything on the GPU, stock's products", "stock", threads=threads)),
+        *([Planned(Setting("everything on the GPU, stock's products", "stock", threads=threads))] if on_gpu else []),
         stock("none", SMALL_BATCH),
         hot("choice per expert"),
         hot("the same without prefetch", prefetch_us=-1),

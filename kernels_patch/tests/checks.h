@@ -18,4 +18,5 @@ inline void fail(const char * format, ...) {
 }
 
 void check_choices();         // choices.cpp: upload-choice.h, upload-costs.h, prefetch.h, speed-kinds.h
+void check_pool_moves();      // expert_pool.cpp: expert-pool.h
 void check_all_row_kernels(); // row_kernels.cpp: row-kernels.h

@@ -152,6 +152,13 @@ struct options {
     pattern cold;
 };
 
+// Has a graph take ids for an operator's result, which a graph of its own has computed.
+void make_result_of(ostinato_op op, ggml_tensor * ids) {
+    ids->op = GGML_OP_CUSTOM;
+    ids->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG;
+    ids->op_params[OSTINATO_PARAM_OP]  = op;
+}
+
 class device {
 public:
     explicit device(ggml_backend_dev_t dev) : dev(dev), backend(ggml_backend_dev_init(dev, nullptr)) {
@@ -205,10 +212,8 @@ public:
             slots[r] = routes[r] >= 0 ? routes[r] : o.is_skipping ? OSTINATO_SKIPPED_SLOT : N_EXPERTS + (int32_t) (r % o.k);
         }
         ggml_backend_tensor_set(ids, slots.data(), 0, ggml_nbytes(ids));
-        if (o.is_skipping) { // as an operator's result, which a graph of its own has computed
-            ids->op = GGML_OP_CUSTOM;
-            ids->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG;
-            ids->op_params[OSTINATO_PARAM_OP]  = OSTINATO_OP_STAGE;
+        if (o.is_skipping) {
+            make_result_of(OSTINATO_OP_STAGE, ids);
         }
         if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
             return {};
@@ -331,11 +336,9 @@ public:
         ggml_backend_tensor_set(ids, slots.data(), 0, ggml_nbytes(ids));
         if (whose == ids_of::counting) {
             ids->op_params[OSTINATO_PARAM_TAG] = OSTINATO_OP_TAG;
-        } else if (whose != ids_of::stock) { // as in device::compute
-            ids->op     = GGML_OP_CUSTOM;
+        } else if (whose != ids_of::stock) {
+            make_result_of(whose == ids_of::stage ? OSTINATO_OP_STAGE : OSTINATO_OP_PUBLISH, ids);
             ids->src[2] = x; // in the place of an index table
-            ids->op_params[OSTINATO_PARAM_TAG]       = OSTINATO_OP_TAG;
-            ids->op_params[OSTINATO_PARAM_OP]        = whose == ids_of::stage ? OSTINATO_OP_STAGE : OSTINATO_OP_PUBLISH;
             ids->op_params[OSTINATO_PARAM_ZERO_SLOT] = OSTINATO_NO_ZERO_SLOT;
         }
         std::vector<float> out(ggml_nelements(node));

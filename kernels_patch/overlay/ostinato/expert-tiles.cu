@@ -158,7 +158,7 @@ static bool multiply(ggml_backend_cuda_context & ctx, const mmq_args & args, boo
 
 bool ostinato_multiply_tiles(
         ggml_backend_cuda_context & ctx, const mmq_args & args, const ggml_tensor * ids, ggml_prec prec_src1, cudaStream_t stream) {
-    const ostinato_op op = ostinato_op_of(ids->view_src ? ids->view_src : ids);
+    const ostinato_op op = ostinato_op_of(ostinato_maker_of(ids));
     const bool is_staged = op == OSTINATO_OP_STAGE;
     const bool is_ours   = is_staged || op == OSTINATO_OP_PUBLISH || ostinato_is_counted(ids);
     if (!is_ours || prec_src1 == GGML_PREC_Q4 || args.nsamples_y != 1) {

@@ -68,6 +68,11 @@ static inline ostinato_op ostinato_op_of(const ggml_tensor * node) {
     return (ostinato_op) node->op_params[OSTINATO_PARAM_OP];
 }
 
+// The node that made ids, which may be a view of its result.
+static inline const ggml_tensor * ostinato_maker_of(const ggml_tensor * ids) {
+    return ids->view_src ? ids->view_src : ids;
+}
+
 // True for the router's ids of a layer that keeps the stock nodes, and whose routes are counted.
 static inline bool ostinato_is_counted(const ggml_tensor * ids) {
     return ids->op != GGML_OP_CUSTOM && ids->op_params[OSTINATO_PARAM_TAG] == OSTINATO_OP_TAG;
